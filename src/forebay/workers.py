@@ -106,7 +106,7 @@ class Worker:
         self.relieve()
 
     def goes_on(self) -> bool:
-        """For a step, between two shards: whether to do the next one. It tells that the thread is not stuck.
+        """For a step, between two shards: whether to do the next one. It shows that the thread is not stuck.
 
         False once the worker is stopped, and in a thread that was stuck and whose work another has taken over.
         A caller that runs the step in a thread of its own goes on.

@@ -65,7 +65,7 @@ def test_an_endpoint_with_a_password_in_it_is_asked_and_shown_nowhere() -> None:
         assert store.abort_stale_uploads(3600) == 1
     assert aborted(seen) == [("/bucket/p/t_0/1.seg", "u0")]
 
-    with pytest.raises(Unavailable, match="cannot tell of unfinished uploads") as refused:
+    with pytest.raises(Unavailable, match="cannot list unfinished uploads") as refused:
         store.abort_stale_uploads(3600)
     assert "hunter2" not in str(refused.value)
 
@@ -102,7 +102,7 @@ def test_a_long_list_is_followed_to_its_end() -> None:
 def test_an_answer_that_is_no_list_is_named(answer: Answer) -> None:
     with (
         answering(listed(answer)) as (endpoint, _),
-        pytest.raises(Unavailable, match="s3://bucket/p does not tell of unfinished uploads as S3 does"),
+        pytest.raises(Unavailable, match="s3://bucket/p does not list unfinished uploads as S3 does"),
     ):
         bucket(endpoint).abort_stale_uploads(3600)
 

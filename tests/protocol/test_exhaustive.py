@@ -27,7 +27,7 @@ from forebay.shard.recovery import RecoveryDecision
 from forebay.shard.seal import begin_seal, finish_seal
 from forebay.testing.catalogs import catalog_is_contiguous
 from forebay.testing.clock import ManualClock
-from forebay.testing.interleavings import Exploration, Moment, Program, Tell
+from forebay.testing.interleavings import Exploration, Moment, Program, Report
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import Commit, Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
 from forebay.topics import Durability
@@ -81,9 +81,9 @@ class Shard:
         self.files = SimpleNamespace(begins=decision.next_offset)
         self.writer = SimpleNamespace(next=self.next, opening_gap=None, active=None)
 
-    def append(self, tell: Tell) -> None:
+    def append(self, report: Report) -> None:
         """What is reserved is written, and acknowledged."""
-        tell(Acked(self.next, f"{self.name}{self.next}"))
+        report(Acked(self.next, f"{self.name}{self.next}"))
         self.next += 1
         self.writer.next = self.next
 
@@ -121,26 +121,26 @@ class Shard:
 def owner(name: str, session: str, *, exports: bool = True, seals: bool = True, tries: int = 1) -> Program:
     """Acquire, recover, reserve, append, export, append, and seal; any error ends it."""
 
-    def run(store: MetadataStore, tell: Tell) -> None:
+    def run(store: MetadataStore, report: Report) -> None:
         try:
-            shard = _opened(store, name, session, tries, tell)
+            shard = _opened(store, name, session, tries, report)
             if shard is None:
                 return
             reserve = reserve_in_state(store, Wanted(KEYS.state, TOPIC_ID), shard.epoch, clock=ManualClock())
             reserve(shard.next + 3)
-            shard.append(tell)
+            shard.append(report)
             if exports:
                 shard.catch_up()
-                shard.append(tell)
+                shard.append(report)
             if seals:
                 _seal(shard, store)
         except ForebayError as error:
-            tell(type(error).__name__)
+            report(type(error).__name__)
 
     return run
 
 
-def _opened(store: MetadataStore, name: str, session: str, tries: int, tell: Tell) -> Shard | None:
+def _opened(store: MetadataStore, name: str, session: str, tries: int, report: Report) -> Shard | None:
     for _ in range(tries):
         try:
             [(before, epoch)] = acquire(
@@ -153,7 +153,7 @@ def _opened(store: MetadataStore, name: str, session: str, tries: int, tell: Tel
         decision = decide(Survey(directory="", window=ProducerWindow(1, 1)), before, here)
         if decision.gap is not None:
             catalog.extend(epoch, [gap_descriptor(decision.gap, topic_id=TOPIC_ID, epoch=epoch, created_at=0)])
-        tell(Began(epoch, decision.next_offset))
+        report(Began(epoch, decision.next_offset))
         return Shard(store, name, epoch, decision)
     return None
 
@@ -184,8 +184,13 @@ def judge(moment: Moment) -> Iterator[Violation]:
     catalog = ShardCatalog(MemoryMetadata(moment.recorded.memory), KEYS, TOPIC_ID, clock=ManualClock())
     pieces, frontier = catalog.descriptors(), catalog.frontier().next
     yield from catalog_is_contiguous(pieces, frontier)
-    began = {told.epoch: told.at for standing in moment.standings for told in standing.told if isinstance(told, Began)}
-    acked = [told for standing in moment.standings for told in standing.told if isinstance(told, Acked)]
+    began = {
+        event.epoch: event.at
+        for standing in moment.standings
+        for event in standing.reported
+        if isinstance(event, Began)
+    }
+    acked = [event for standing in moment.standings for event in standing.reported if isinstance(event, Acked)]
     if len({ack.offset for ack in acked}) < len(acked):
         yield Violation("I4", f"an offset stands for two records: {acked}")
     for ack in acked:
@@ -225,7 +230,7 @@ class Zombies:
 
     def heard(self, moment: Moment, index: int, succeeded: bool) -> None:  # noqa: FBT001 - the signature of `on_write`
         entry = moment.recorded.memory.entries.get(KEYS.state)
-        own = [told.epoch for told in moment.standings[index].told if isinstance(told, Began)]
+        own = [event.epoch for event in moment.standings[index].reported if isinstance(event, Began)]
         if entry is not None and own and _epoch(entry.value) > own[0]:
             self.attempts += 1
             self.successes += succeeded
@@ -240,7 +245,7 @@ class Bound(NamedTuple):
 
 
 SAME_DIRECTORY: Final = (owner("a", "A", seals=False), owner("a", "B", seals=False))
-"""Two processes of one data directory: their holder is the same, only the epoch tells them apart."""
+"""Two processes of one data directory: their holder is the same, only the epoch differs."""
 
 
 def _bounds() -> dict[str, Bound]:

@@ -166,11 +166,11 @@ class AsyncLog:
         """See `Storage.recover`; `on_progress` is called in the event loop."""
         loop = asyncio.get_running_loop()
 
-        def tell(done: float) -> None:
+        def report(done: float) -> None:
             if on_progress is not None:
                 loop.call_soon_threadsafe(on_progress, done)
 
-        return await self._workers.run(self._log.recover, tell)
+        return await self._workers.run(self._log.recover, report)
 
     async def close(self) -> None:
         """See `Storage.close`. Goes on in its thread if it is cancelled."""

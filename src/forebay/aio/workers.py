@@ -110,9 +110,9 @@ class Published:
     def _wake(self) -> None:
         if not self._asked:
             self._asked = True
-            wake_loop(self._loop, self._settle)
+            wake_loop(self._loop, self._wake_waiting)
 
-    def _settle(self) -> None:
+    def _wake_waiting(self) -> None:
         self._asked = False
         waiting, self._waiting = self._waiting, []
         for published in waiting:

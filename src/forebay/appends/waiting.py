@@ -33,7 +33,7 @@ def shut_gate() -> threading.Lock:
 def followed(ticket: Ticket) -> bool:
     """Wait until the leader has answered this append; false if that takes suspiciously long."""
     gate = shut_gate()
-    # Settling turns `done` true and then looks for a callback; here it is the other way round.
+    # The commit sets `done` and then looks for a callback; here it is the other way round.
     ticket.callback = lambda _: gate.release()
     return ticket.done or gate.acquire(timeout=FOLLOW_SECONDS)
 

@@ -87,7 +87,7 @@ class DirectoryStore:
         finally:
             self._forget(temporary)
         # Also for the loser: the winner may not have come so far yet, and we are about to say that it is there.
-        self._settle(path, key)
+        self._sync_folder_of(path, key)
         stat = self.stat(key)
         if stat is None:
             raise Unavailable(f"{self.name}: {key} was there and was deleted meanwhile; try again")
@@ -103,7 +103,7 @@ class DirectoryStore:
         except OSError as error:
             self._forget(temporary)
             raise self._undecided(key, error) from error
-        self._settle(path, key)
+        self._sync_folder_of(path, key)
         stat = self.stat(key)
         if stat is None:
             raise Unavailable(f"{self.name}: {key} was deleted while it was being stored; try again")
@@ -258,7 +258,7 @@ class DirectoryStore:
             self._durable.clear()
         self._durable.update(steps)
 
-    def _settle(self, path: str, key: str) -> None:
+    def _sync_folder_of(self, path: str, key: str) -> None:
         try:
             self._disk.sync_directory(posixpath.dirname(path))
         except OSError as error:

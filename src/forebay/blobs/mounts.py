@@ -36,7 +36,7 @@ def _try_link(disk: Disk, names: list[str], store: str) -> None:
     except OSError as error:
         raise Unsupported(
             f"{store}: this file system makes no hard links ({error.strerror or error}), so two writers could not be "
-            "told apart: take a local one, NFS, or an object store"
+            "distinguished: take a local one, NFS, or an object store"
         ) from error
     with contextlib.suppress(FileExistsError):
         disk.link(names[1], names[2])

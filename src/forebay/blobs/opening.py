@@ -11,7 +11,7 @@ from forebay.settings import StoreSettings
 
 
 def open_store(settings: StoreSettings, *, disk: Disk, clock: Clock | None = None) -> BlobStore:
-    """The store that `settings` describe. It has been asked nothing yet; `probe` tells whether it can be used."""
+    """The store that `settings` describe. It has been asked nothing yet; `probe` shows whether it can be used."""
     clock = clock or SystemClock()
     if settings.backend == "directory":
         if not settings.root:

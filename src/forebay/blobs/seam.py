@@ -1,6 +1,6 @@
 """The seam itself: what every other room may ask of the place where sealed segments are kept.
 
-Knows nothing of how it is done. Objects are immutable: small ones are put once under a name that anybody may
+Knows nothing of how it is done. Objects are immutable: small ones are put once under a name that any process may
 try to take, large ones go up under a name unique to their content. Nothing is visible before it is whole.
 """
 

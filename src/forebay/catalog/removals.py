@@ -77,7 +77,7 @@ class RecordedRemovals:
     def drop_below(self, epoch: int, offset: int) -> int:
         """Take pieces that lie wholly below `offset` out of the catalog, oldest first, and their vectors; how many.
 
-        The newest piece that was born in the log stays, for it tells who goes on what must not be repeated.
+        The newest piece that was born in the log stays: it says which appends the next owner recognises as repeats.
         """
         self._catalog.sweep_hidden()
         dropped = 0

@@ -404,7 +404,7 @@ class ShardCatalog:
         except (BlobMissing, BlobChanged, Corrupt) as error:
             # The store names them conflicts; for a history that names the object it is damage.
             raise Corrupt(
-                f"the history of {self.keys} in [{descriptor.start}, {descriptor.end}) cannot be told: its manifest "
+                f"the history of {self.keys} in [{descriptor.start}, {descriptor.end}) is not known: its manifest "
                 f'{descriptor.object_key} cannot be read ({error}); restore that object, and run "forebay verify"'
             ) from error
 

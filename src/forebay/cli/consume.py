@@ -94,7 +94,7 @@ def consume(
 ) -> int:
     """Read the records of a topic, also while another process appends to it.
 
-    Ranges without records are told in band: on stderr, or with --format json as {"gap": …} in their place.
+    Ranges without records are reported in band: on stderr, or with --format json as {"gap": …} in their place.
     """
     first = parse_start(start) if start is not None else LATEST if follow else EARLIEST
     last = parse_stop(until) if until is not None else None
@@ -200,7 +200,7 @@ class Printer:
             say(f"{columns}  {_shown(record.key, 16):16}  {record.tag or '':8}  {_shown(record.value)}".rstrip())
 
     def gap(self, partition: int, gap: Gap) -> None:
-        """Tell of a range without records, in its place."""
+        """Report a range without records, in its place."""
         place = f"{self._topic.name}[{partition}]"
         if self._fail_on_loss and gap.reason in (Reason.LOST, Reason.DAMAGED):
             raise DataLoss(

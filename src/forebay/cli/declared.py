@@ -141,7 +141,7 @@ def _checked(run: Invocation, file: str, conf: Sequence[str] | None) -> tuple[Pi
 
 @contextmanager
 def _flaws_by_line() -> Iterator[None]:
-    """What is wrong with a file is told on a line for each thing."""
+    """Shows what is wrong with a file on a line for each thing."""
     from forebay.spark.pipelines.document import Flawed
 
     try:

@@ -44,7 +44,7 @@ def exit_code(error: ForebayError) -> int:
 
 
 def complain(message: str) -> None:
-    """One line on stderr. If it cannot be written the exit code alone tells: what was done stays done."""
+    """One line on stderr. If it cannot be written the exit code alone says so: what was done stays done."""
     line = " ".join(message.split())
     try:
         sys.stderr.write(f"forebay: {line}\n")

@@ -138,7 +138,7 @@ def _free_space(run: Invocation, place: str) -> Answer:
 
 
 def _disk_and_clock(run: Invocation, place: str) -> Iterator[Answer]:
-    """One small file, written and synced a few times: it tells how long a sync takes, and the disk's own clock."""
+    """One small file, written and synced a few times: it shows how long a sync takes, and the disk's own clock."""
     clock = SystemClock()
     path = f"{place}/forebay-doctor-{clock.random_bytes(6).hex()}.tmp"
     try:

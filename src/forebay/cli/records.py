@@ -94,7 +94,7 @@ def parse_json(line: bytes, where: str, defaults: Defaults) -> InputRecord:
     if not isinstance(fields, dict):
         raise Invalid(f'{where} is not a JSON object such as {{"value": "text"}}')
     if "gap" in fields:
-        raise Invalid(f"{where} tells of a gap and holds no record: leave such lines out")
+        raise Invalid(f"{where} is a gap and holds no record: leave such lines out")
     unknown = sorted(fields.keys() - _KNOWN - _IGNORED)
     if unknown:
         raise Invalid(f"{where} has an unknown field {unknown[0]!r:.80}; known: {', '.join(sorted(_KNOWN))}")

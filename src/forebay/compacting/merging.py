@@ -50,7 +50,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
     earliest: int = 0
     """Records below it ended, too."""
     window_of: int | None = None
-    """The start of the source that tells which appends must be recognised as repeats: the newest born in the log."""
+    """The start of the source that says which appends must be recognised as repeats: the newest born in the log."""
 
     @property
     def start(self) -> int:
@@ -184,7 +184,7 @@ class MergedRows:
                 yield pa.Table.from_batches([rows.slice(low - batch.base, high - low)])
 
     def _tells_window(self, source: SegmentDescriptor) -> bool:
-        """Whether this one tells what must be recognised as a repeat; it restates all that came before it."""
+        """Whether this one says what must be recognised as a repeat; it restates all that came before it."""
         return source.start == self._task.window_of and source.producers > 0
 
     def _note_gaps(self, segment: SealedSegment, source: SegmentDescriptor) -> None:

@@ -1,6 +1,6 @@
 """Passes over one shard, by the holder of its lease: look, have new segments written, swap them in, until all is done.
 
-Who writes them is told from outside: this process, or executors.
+The caller decides who writes them: this process, or executors.
 """
 
 from __future__ import annotations

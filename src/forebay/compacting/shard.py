@@ -131,7 +131,7 @@ class ShardCompaction:
             if part.why:
                 new.append(msgspec.structs.replace(next(coming), created_at=target.created_at))
             else:
-                new += [_settled(source) for source in part.sources]
+                new += [_without_load(source) for source in part.sources]
         return swap(
             self._catalog,
             rewrite.pieces,
@@ -163,6 +163,6 @@ class ShardCompaction:
         return {**dict.fromkeys(committed, LoadStatus.COMMITTED), **others}
 
 
-def _settled(source: SegmentDescriptor) -> SegmentDescriptor:
+def _without_load(source: SegmentDescriptor) -> SegmentDescriptor:
     """A segment of a load that is committed counts like any other."""
     return msgspec.structs.replace(source, load_id=None)

@@ -1,7 +1,7 @@
 """Which records did a later one with their key supersede? The part of the answer that one segment can give.
 
 Offsets rise in a segment, so the last of a key in it supersedes all others there; whether a later segment supersedes
-that one too is told by putting the answers of all segments together. Knows segments, no stores.
+that one too is found by putting the answers of all segments together. Knows segments, no stores.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _keys(segment: SealedSegment, appended_max: int) -> Iterator[pa.Table]:
     while offset < segment.end:
         page = segment.read(offset, PAGE_BYTES).clipped(segment.end)
         if any(gap.reason is Reason.DAMAGED for gap in page.events):
-            raise Corrupt(f"{segment.name} is damaged: which records are superseded cannot be told")
+            raise Corrupt(f"{segment.name} is damaged: which records are superseded is not known")
         for batch in page.batches:
             keys = batch.to_arrow(0, ["key"]).column("key")
             yield _with_keys(keys, np.arange(batch.base, batch.end), _appended(batch), appended_max)

@@ -6,7 +6,7 @@ The system reports a failed write-back to the descriptors that were open then, a
 later may never see it. So a handle with unsynced writes gives its descriptor back only after a sync through that
 descriptor. The thread that needs room runs this sync, without the lock. If it fails, the descriptor stays open and
 every later sync of the handle fails with the same error. A sync by the handle's owner waits for it, because the
-system would tell only one of the two.
+system would report the error to only one of the two.
 
 How a call beside an eviction stays safe without a lock: a call first *pins* the handle and then
 reads `_fd`; an eviction first hides `_fd` and then looks for pins. Whichever comes second sees the

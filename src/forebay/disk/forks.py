@@ -117,7 +117,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ForkGuard:
-    """Tells whether a handle is used in the process that made it."""
+    """Knows whether a handle is used in the process that made it."""
 
     __slots__ = ("generation",)
 

@@ -1,4 +1,4 @@
-"""What only this operating system can tell or do: flush, boot, mount, generation of an inode.
+"""What only this operating system knows or does: flush, boot, mount, generation of an inode.
 
 Knows descriptors and paths, nothing of who uses them. Linux is the system we run on; macOS is kept
 working for development; on Windows `refuse_windows` says so before anything is touched.
@@ -64,7 +64,7 @@ def flush_filesystem(fd: int) -> bool:
 
 
 def generation(fd: int, status: os.stat_result) -> int:
-    """What tells a file from a later one that was given the same inode number; 0 where the system cannot tell.
+    """What differs between a file and a later one with the same inode number; 0 where the system has no such number.
 
     ext4 hands out a freed number at once, so the number alone would take a new file for the old one.
     """

@@ -90,7 +90,7 @@ class UnownedShard(FollowedShard):
     def _check_known(self) -> None:
         super()._check_known()
         if self._past.is_elsewhere and self.ref.spec.engine is not Engine.SEGMENT:
-            # Such a shard has no history: once it is used elsewhere, nothing recorded tells of its records.
+            # Such a shard has no history: once it is used elsewhere, nothing recorded shows its records.
             self._closed = "is used by another directory now: ask for it again"
             self._check_open()
 

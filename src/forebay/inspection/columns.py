@@ -23,7 +23,7 @@ class WalkedColumns(NamedTuple):
     """What its index must hold; empty if its bytes are not those that were catalogued."""
     flaw: str = ""
     damaged: tuple[tuple[int, int], ...] = ()
-    """Offsets that cannot be read, where a sound index tells which."""
+    """Offsets that cannot be read, where a sound index says which."""
 
 
 class _Bytes:
@@ -67,7 +67,7 @@ def _range_flaw(descriptor: SegmentDescriptor, walked: Walked) -> str:
 def _damaged(
     descriptor: SegmentDescriptor, read: ReadAt, size: int, stored_index: bytes | None
 ) -> Iterator[tuple[int, int]]:
-    """Row groups that cannot be read, if the index tells where they are."""
+    """Row groups that cannot be read, if the index says where they are."""
     with contextlib.suppress(Corrupt):
         yield from _segment(
             descriptor.object_key, descriptor.start, descriptor.end, read, size, stored_index or b""

@@ -81,17 +81,17 @@ def verify_database(
 
 
 class _Meter:
-    """Tells of bytes walked, never of more than there are: rows lie compressed in their files."""
+    """Reports bytes walked, never of more than there are: rows lie compressed in their files."""
 
     def __init__(self, total: int, on_bytes: Progress | None) -> None:
         self._left = total
         self._on_bytes = on_bytes
 
     def advance(self, count: int) -> None:
-        told = min(count, self._left)
-        self._left -= told
-        if told and self._on_bytes is not None:
-            self._on_bytes(told)
+        more = min(count, self._left)
+        self._left -= more
+        if more and self._on_bytes is not None:
+            self._on_bytes(more)
 
     def end(self) -> None:
         self.advance(self._left)
@@ -144,7 +144,7 @@ class DatabaseExam:
         for shard in shards:
             self._examine(shard)
         if self._topic is None:
-            # What cannot be read was told of the shards.
+            # What cannot be read was reported with the shards.
             with contextlib.suppress(Corrupt):
                 self._strangers()
 

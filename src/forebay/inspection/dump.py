@@ -47,7 +47,7 @@ SMALL_FILE_BYTES = 16 * 1024 * 1024
 
 
 def dump(disk: Disk, path: str, *, records: bool = False) -> Iterator[Item]:
-    """The items of one file, told by its name. With `records`, each record of a segment too."""
+    """The items of one file, known by its name. With `records`, each record of a segment too."""
     name = path.rpartition("/")[2]
     kinds: dict[str, Callable[[bytes], Iterator[Item]]] = {
         CHECKPOINT_NAME: _checkpoint,

@@ -65,8 +65,8 @@ class HistoryMending:
         plan = list(self.plan())
         steps = [self._done(work) if apply else work.step for work in plan]
         for name, offsets, why in self._listed.record():
-            told = f"{Action.RECORD}: what it lists has other etags now: {why}"
-            steps.append(self._step(Action.CANNOT, name, told, offsets=offsets))
+            text = f"{Action.RECORD}: what it lists has other etags now: {why}"
+            steps.append(self._step(Action.CANNOT, name, text, offsets=offsets))
         return Mended(steps, self._files)
 
     def _done(self, work: _Work) -> Step:

@@ -48,7 +48,7 @@ class ObjectCopy:
     """Its bytes are those that were catalogued."""
     etag: str | None = None
     name: str = ""
-    """The name that the segment has in the log, if it can be told."""
+    """The name that the segment has in the log, if it is known."""
     index: bytes = b""
     """What its index must hold, worked out from its bytes; empty if they are not intact or were not read."""
     whole_index: bytes = b""

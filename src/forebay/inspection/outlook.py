@@ -1,4 +1,4 @@
-"""What the next opening of a shard will find and decide, told beforehand and without changing anything."""
+"""What the next opening of a shard will find and decide, worked out beforehand and without changing anything."""
 
 from __future__ import annotations
 

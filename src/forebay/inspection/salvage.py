@@ -177,7 +177,7 @@ def salvages(
 ) -> Iterator[list[Salvage]]:
     """For each partition, or this one, what the directory `source` has set aside; without `source`, that of the log.
 
-    The log is that of the directory which has the topic now: only its owner can tell what is lost, and may append.
+    The log is that of the directory which has the topic now: only its owner knows what is lost, and may append.
     """
     topic = log.topic(name)
     if log.path is None and log.read_only:
@@ -246,7 +246,7 @@ def _chosen(topic: Topic, partition: int | None) -> range:
 
 
 def _check_holder(found: Inspected, topic: Topic, partition: int) -> None:
-    """Only the directory that has the topic now can tell what is lost, and may append."""
+    """Only the directory that has the topic now knows what is lost, and may append."""
     state = found.state(topic.spec, partition)
     if state is not None and state.holder not in (None, found.id):
         raise Moved(
@@ -389,12 +389,12 @@ def _records_of(data: DataFrames, head: FrameHead, place: int) -> Batch | Damage
 
 
 def _removals_of(control: ControlFrame) -> Removals | Damaged:
-    told = Removals()
+    found = Removals()
     try:
-        told.take(control.head, control.buffer, control.position)
+        found.take(control.head, control.buffer, control.position)
     except Corrupt:
         return Damaged(control.origin + control.position, control.head.length)
-    return told
+    return found
 
 
 def _header_of_tail(disk: Disk, path: str, beside: Sequence[str], header_of: HeaderOf) -> SegmentHeader | None:

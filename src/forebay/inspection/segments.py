@@ -221,7 +221,7 @@ class SegmentExam:
             if verdict is Verdict.NEWER:
                 self._error("has a frame of a newer version", UPGRADE, byte=byte)
             elif byte in lost:
-                what = "frames without records are damaged: what they told of deletes and floors is undone"
+                what = "frames without records are damaged: deletes and floors that they recorded are undone"
                 self._error(what, UNDONE, byte=byte, offsets=(gap.start, gap.stop))
             elif gap.start == gap.stop and severity is not Severity.ERROR:
                 what = "a frame without records is not whole"

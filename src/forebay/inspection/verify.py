@@ -66,7 +66,7 @@ def verify(
 ) -> Report:
     """Look at the whole directory, or at one topic of it, and its history. Raises only if there is nothing to look at.
 
-    With `quick` catalogued objects are only looked for, not read. `on_total` hears how many bytes there are to
+    With `quick` catalogued objects are only looked for, not read. `on_total` is called with how many bytes there are to
     be walked, `on_bytes` of those that were.
     """
     report = Report()

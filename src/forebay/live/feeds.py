@@ -81,7 +81,7 @@ class Bell:
             return
         self._is_rung = True
         try:
-            self._loop.call_soon_threadsafe(self._heard)
+            self._loop.call_soon_threadsafe(self._rung)
         except RuntimeError:
             # The loop is closed.
             self.leave()
@@ -101,7 +101,7 @@ class Bell:
         """Forget a call that was cut short by an interrupt before it reached the loop."""
         self._is_rung = False
 
-    def _heard(self) -> None:
+    def _rung(self) -> None:
         # Before the look: what is published from here on calls again.
         self._is_rung = False
         feed = self._feed()

@@ -26,7 +26,7 @@ class WalSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_onl
     dir: Annotated[
         str | None,
         Meta(
-            description="Where the log files lie, told when the data directory is made. Left out: in its `shards`, "
+            description="Where the log files lie, decided when the data directory is made. Left out: in its `shards`, "
             "beside the metadata."
         ),
     ] = None

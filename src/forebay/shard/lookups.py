@@ -283,7 +283,7 @@ class Lookups:
             page = self._tiers.read(offset, NEAR_BYTES if near else SPOT)
             stop = max(page.next, offset + 1)
             until = place + int(np.searchsorted(offsets[place:], stop))
-            found: list[Match] = [gap for gap in page.events if _is_told(gap, offsets[place:until])]
+            found: list[Match] = [gap for gap in page.events if _is_reported(gap, offsets[place:until])]
             for batch in page.batches:
                 found += _matching(sought, batch, offsets[place:until])
             yield from sorted(found, key=_first)
@@ -353,7 +353,7 @@ def _live(offsets: Places, deleted: OffsetSet) -> Places:
     return np.array([offset for offset in offsets.tolist() if offset not in deleted], dtype=np.int64)
 
 
-def _is_told(gap: Gap, offsets: Places) -> bool:
+def _is_reported(gap: Gap, offsets: Places) -> bool:
     """Whether a match may have been in this gap."""
     low, high = np.searchsorted(offsets, [gap.start, gap.stop])
     return bool(high > low)

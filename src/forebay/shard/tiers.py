@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 PAGE_BYTES = 1024 * 1024
 LOOK_SECONDS = 0.2
 """So long `RecordedHistory` goes by its last look."""
-TOLD_MAX = 64
+REPORTED_MAX = 64
 """So many flaws of local files are remembered, so that each is said once and not for every page."""
 
 Tier: TypeAlias = LogFile | SealedFile | InHistory | Gap
@@ -121,7 +121,7 @@ class Tiers:
     def __init__(self, log: LocalLog, past: Past) -> None:
         self._log = log
         self._past = past
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """What was said of local files."""
 
     @property
@@ -229,10 +229,10 @@ class Tiers:
             raise worse if isinstance(error, OSError) and isinstance(worse, Corrupt) else error from None
         if page.next == offset:
             raise error
-        if str(error) not in self._told:
-            if len(self._told) >= TOLD_MAX:
-                self._told.clear()
-            self._told.add(str(error))
+        if str(error) not in self._reported:
+            if len(self._reported) >= REPORTED_MAX:
+                self._reported.clear()
+            self._reported.add(str(error))
             logger.warning("what a local file has is read from history: %s", error)
         return page
 

@@ -150,12 +150,12 @@ class Filters:
 
     @property
     def narrows(self) -> bool:
-        """Whether an index tells which frames are needed."""
+        """Whether an index says which frames are needed."""
         return self.by_postings or any(each.column == "timestamp" for each in self.conditions)
 
     @property
     def by_postings(self) -> bool:
-        """Whether an index tells which records may pass."""
+        """Whether an index says which records may pass."""
         return bool(self.sought)
 
     @cached_property
@@ -179,10 +179,10 @@ class Filters:
     @cached_property
     def by_row(self) -> tuple[Condition, ...]:
         """Conditions that each row is compared with; the others narrowed the range for good."""
-        settled = [each for each in self.conditions if each.column in ("topic", "partition")]
-        settled += [each for each in self.conditions if each.column == "offset" and each.name != "in"]
-        settled += [each for each in self.conditions if each.column in _ALWAYS_THERE and each.name == "is not null"]
-        return tuple(each for each in self.conditions if each not in settled)
+        decided = [each for each in self.conditions if each.column in ("topic", "partition")]
+        decided += [each for each in self.conditions if each.column == "offset" and each.name != "in"]
+        decided += [each for each in self.conditions if each.column in _ALWAYS_THERE and each.name == "is not null"]
+        return tuple(each for each in self.conditions if each not in decided)
 
     def mask(self, batch: Batch) -> Mask | None:
         """Which records of a batch pass; `None` if all do."""

@@ -92,12 +92,12 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Candidate]:
 def version_at(java: Path) -> int | None:
     """The major version of a Java program; `None` if it does not run."""
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return version_in(told.stderr + told.stdout)
+    return version_in(answer.stderr + answer.stdout)
 
 
 def version_in(text: str) -> int | None:

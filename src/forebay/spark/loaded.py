@@ -57,7 +57,7 @@ class LoadsSeen:
             seen = look()
         return seen
 
-    def settle(
+    def history_and_loads(
         self, catalog: ShardCatalog, history: Callable[[], FoundHistory]
     ) -> tuple[FoundHistory, Mapping[str, LoadStatus]]:
         """The history of a partition, and how far each load is that it names.

@@ -78,7 +78,7 @@ class Location:
         found._refuse_secrets()
         settings = found.settings(environment)
         found._check(settings)
-        return replace(found, overrides=(*found.overrides, *_settled(settings)))
+        return replace(found, overrides=(*found.overrides, *_absolute_paths(settings)))
 
     @classmethod
     def of(cls, path: str | Path, settings: str | Path | None = None) -> Location:
@@ -244,7 +244,7 @@ def _metadata(scheme: str, rest: str) -> list[tuple[str, str]] | None:
     return [*chosen, ("metadata.prefix", f"/{prefix}")] if slash and prefix else chosen
 
 
-def _settled(settings: Settings) -> Iterator[tuple[str, str]]:
+def _absolute_paths(settings: Settings) -> Iterator[tuple[str, str]]:
     """Paths that are relative here, made absolute: tasks run elsewhere."""
     chosen = {
         "metadata.path": settings.metadata.path,

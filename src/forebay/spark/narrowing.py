@@ -1,4 +1,4 @@
-"""Which offsets of a part must be looked at, as the indexes of its segments tell: the others cannot pass the filters.
+"""Which offsets of a part must be looked at, as the indexes of its segments say: the others cannot pass the filters.
 
 Knows indexes and filters; reads no record.
 """

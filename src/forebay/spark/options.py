@@ -109,7 +109,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
-        """The options of `spark.read`, or of `spark.readStream`, which starts at the end unless told otherwise.
+        """The options of `spark.read`, or of `spark.readStream`, which starts at the end by default.
 
         `Invalid` or `Unsupported` names the one that is wrong.
         """

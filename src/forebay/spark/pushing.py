@@ -30,7 +30,7 @@ SHARED_BELOW: Final = (4, 4)
 
 
 def is_old(version: str) -> bool:
-    """Whether this version of Spark is known to share plans, or cannot be told."""
+    """Whether this version of Spark is known to share plans, or is not known."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is None or (int(numbers[1]), int(numbers[2])) < SHARED_BELOW
 

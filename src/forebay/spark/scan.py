@@ -90,7 +90,7 @@ class _PartRead:
         piece = self._reader.piece_at(start)
         at = start
         if piece is None or piece.stop < stop or piece.start in self._reader.later:
-            # Another than was planned with: what is missing in it must be told page by page.
+            # Another than was planned with: what is missing in it is reported page by page.
             yield from self._framed(run)
             return
         try:
@@ -105,7 +105,7 @@ class _PartRead:
         except (Corrupt, BlobMissing, BlobChanged, FileNotFoundError) as error:
             if isinstance(error, DataLoss):
                 raise
-            # Page by page it is told what is damaged, and found again what lies elsewhere by now.
+            # Reading page by page reports what is damaged, and finds what lies elsewhere by now.
             yield from self._framed(run._replace(start=at))
 
     def _note_holes(self, piece: ScanPiece, gaps: Sequence[Gap], start: int, stop: int, rows: int) -> None:
@@ -164,7 +164,7 @@ class _PartRead:
         return page.clipped(run.stop)
 
     def _missing(self, gap: Gap, piece: ScanPiece) -> None:
-        """Take note of offsets without a record; fail for those that had one, unless told to go on."""
+        """Take note of offsets without a record; fail for those that had one, unless asked to go on."""
         part = self._part
         self._explained += gap.stop - gap.start
         unexplained = gap.stop - gap.start - part.deleted.count_in(gap.start, gap.stop)
@@ -191,7 +191,7 @@ class _PartRead:
         logger.warning("%s: %d offsets skipped, since %s", what, unexplained, why)
 
     def _ended_since(self, gap: Gap, count: int) -> None:
-        """Take note of records that were there when this was planned; fail for them, unless told to go on."""
+        """Take note of records that were there when this was planned; fail for them, unless asked to go on."""
         part = self._part
         what = f"{part}: records of [{gap.start}, {gap.stop}) went since this was loaded"
         how = "were deleted" if gap.reason is Reason.DELETED else f"were evicted ({gap.reason.name.lower()})"

@@ -93,12 +93,12 @@ def context_of(spark: SparkSession) -> SparkContext | None:
 
 
 def _submitted(environment: Mapping[str, str]) -> dict[str, str]:
-    """What spark-submit was told, if it has started this program."""
+    """What spark-submit was given, if it has started this program."""
     if "PYSPARK_GATEWAY_PORT" not in environment:
         return {}
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized()  # the JVM is there already: it is asked what it was told
+    SparkContext._ensure_initialized()  # the JVM is there already: it is asked what it was given
     return dict(SparkConf().getAll())
 
 

@@ -23,12 +23,12 @@ from forebay.spark.writing import Written, planned_target, results_of, stage_row
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-"""What Spark tells its tasks. These are no promised names: where they are missing, nothing is written."""
+"""What Spark gives its tasks. These are no promised names: where they are missing, nothing is written."""
 
 
 @dataclass
 class WrittenBatch(Written):
-    """What a task tells the driver of a micro-batch; `target` is what the tasks wrote for."""
+    """What a task reports to the driver of a micro-batch; `target` is what the tasks wrote for."""
 
     sink: Sink
     target: Target
@@ -69,19 +69,19 @@ def sink_of_task() -> Sink:
     context = TaskContext.get()
     assert context is not None, "Spark writes inside of a task"
     found = {name: context.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID)}
-    for name, told in found.items():
-        if not told:
+    for name, value in found.items():
+        if not value:
             raise Unsupported(
-                f"Spark has not told its task the local property {name}: without it a batch that is repeated could not "
-                "be told from a new one, so nothing is written; use the version of Spark that Forebay names"
+                f"Spark has not given its task the local property {name}: without it a repeated batch could not "
+                "be distinguished from a new one, so nothing is written; use the version of Spark that Forebay names"
             )
     return Sink(query_id=str(found[QUERY_ID]), batch_id=int(str(found[BATCH_ID])))
 
 
 def agreed(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> tuple[Target, Sink]:
     """What all tasks of a batch say of it."""
-    told = [message for message in messages if isinstance(message, WrittenBatch)]
-    batches = {(message.sink.query_id, message.sink.batch_id, message.result.load_id) for message in told}
-    if len(batches) != 1 or told[0].sink.batch_id != batch_id:
+    written = [message for message in messages if isinstance(message, WrittenBatch)]
+    batches = {(message.sink.query_id, message.sink.batch_id, message.result.load_id) for message in written}
+    if len(batches) != 1 or written[0].sink.batch_id != batch_id:
         raise Conflict(f"the tasks of batch {batch_id} have written {sorted(batches)}: nothing of it is brought in")
-    return told[0].target, told[0].sink
+    return written[0].target, written[0].sink

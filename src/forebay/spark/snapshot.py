@@ -188,7 +188,7 @@ def _kept(view: ShardView, wanted: Range, filters: Filters) -> Iterator[Range]:
 
 
 def _size(piece: ScanPiece, filters: Filters) -> Size:
-    """What a piece weighs: its bytes, or those of its index where that tells which of them are needed."""
+    """What a piece weighs: its bytes, or those of its index where that says which of them are needed."""
     weight = piece.bytes
     if filters.by_postings and piece.descriptor is not None:
         weight = min(weight, piece.descriptor.index_bytes)
@@ -348,7 +348,7 @@ class ViewedShard:
         before = self._state()
         if before is not None and before.deletes != self._deletes:
             self._deleted, self._deletes = self._deleted | self._removals.deleted(), before.deletes
-        history, loads = self._loads.settle(self._catalog, self._catalogued)
+        history, loads = self._loads.history_and_loads(self._catalog, self._catalogued)
         state = self._state()
         floor = state.floor if state is not None else NO_FLOOR
         deleted = self._deleted

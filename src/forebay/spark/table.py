@@ -156,7 +156,7 @@ def _is_as_before(before: Snapshot, after: Snapshot) -> bool:
 def native_of(view: ShardView, found: Opened, *, fail_on_data_loss: bool) -> Native:
     """The longest run of a partition, from its earliest offset, that is Parquet in files, or gaps between them.
 
-    Raises `DataLoss` for records that went missing in it, unless told to go on.
+    Raises `DataLoss` for records that went missing in it, unless asked to go on.
     """
     files: list[str] = []
     stop, first = view.earliest, None

@@ -23,7 +23,7 @@ from forebay.spark.target import Target, WriteOptions, load_id_of, look
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver."""
+    """What a task reports to the driver."""
 
     result: TaskResult
 

@@ -98,8 +98,8 @@ class _PartitionCopy:
         self._partition = partition
         self._bytes_max = bytes_max
         self._reader: Reader = source.reader(f"copy-{target.spec.topic_id}")
-        told = f"{source.spec.topic_id}/{partition}/{target.spec.topic_id}"
-        self._producer = int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big") or 1
+        text = f"{source.spec.topic_id}/{partition}/{target.spec.topic_id}"
+        self._producer = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") or 1
         self._gaps: list[tuple[int, Gap]] = []
 
     def run(self, end: int, gaps: list[tuple[int, Gap]]) -> Iterator[int]:

@@ -271,7 +271,7 @@ class Storage:
         return self._writable().loads
 
     def clear_moved(self) -> None:
-        """Let go of local files of shards that another directory has by now. What history lacks is set aside.
+        """Remove local files of shards that another directory has by now. What history lacks is set aside.
 
         Done in the background too, now and then.
         """

@@ -46,7 +46,7 @@ class Fault(enum.Enum):
     CONFLICT = "conflict (409)"
     """Another request for the key is under way: `Unavailable`, nothing done."""
     PRECONDITION = "precondition failed (412)"
-    """A read with an etag is told that the object has changed."""
+    """A read with an etag is answered that the object has changed."""
     DENIED = "denied (401, 403)"
     """`Denied`, nothing done."""
     BROKEN = "broken in the middle"
@@ -58,7 +58,7 @@ class Fault(enum.Enum):
     LATE = "time-out, lands late"
     """The same, not done yet: it lands when `land` is called, or never."""
     DUPLICATE = "delivered twice"
-    """Done twice, and the second answer is the one that comes: a create is told "exists" of its own work."""
+    """Done twice, and the second answer is the one that comes: a create is answered "exists" for its own work."""
 
 
 _ANY = frozenset({Fault.FAIL_BEFORE, Fault.THROTTLED, Fault.DENIED, Fault.SERVER_ERROR})

@@ -156,14 +156,14 @@ class Ending(NamedTuple):
 
 def ending_of(pieces: Pieces, objects: Mapping[str, bytes], state: ShardState | None = None) -> Ending:
     """The end of a run, to be compared with another's."""
-    settled = tuple(
+    described = tuple(
         msgspec.structs.replace(piece, created_at=0, epoch=0, leader="", etag=None, object_version=None)
         for piece in pieces
     )
     hashes = {key: content_hash([content]) for key, content in objects.items()}
     if state is None:
-        return Ending(settled, hashes)
-    return Ending(settled, hashes, state.phase, state.next_offset)
+        return Ending(described, hashes)
+    return Ending(described, hashes, state.phase, state.next_offset)
 
 
 def runs_converge(first: Ending, second: Ending) -> Iterator[Violation]:

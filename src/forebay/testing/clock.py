@@ -9,7 +9,7 @@ STARTED_MS = 1_700_000_000_000
 
 
 class ManualClock:
-    """A `Clock` that stands still until told otherwise; the same seed gives the same random bytes."""
+    """A `Clock` that stands still until it is moved; the same seed gives the same random bytes."""
 
     def __init__(self, now_ms: int = STARTED_MS, *, seed: int = 0) -> None:
         self._wall_ns = now_ms * 1_000_000

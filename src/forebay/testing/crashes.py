@@ -29,7 +29,7 @@ T = TypeVar("T")
 Outcomes: TypeAlias = Mapping[int, Iterable[bytes]]
 
 STATES_MAX = 32
-"""How many states `crash_states` yields for one prefix and one kind of damage unless told otherwise."""
+"""How many states `crash_states` yields for one prefix and one kind of damage unless the caller says otherwise."""
 
 NAMES_MAX = 16
 """How many subsets of the pending changes of names are tried; up to four changes that is all of them."""
@@ -94,7 +94,7 @@ def crash_states(
 ) -> Iterator[CrashState]:
     """The states after a crash when `at` operations had been made (default: all so far), each once per kind of damage.
 
-    At most `states_max` per kind (`None`: all we know of), the most telling first. The same arguments
+    At most `states_max` per kind (`None`: all we know of), the most instructive first. The same arguments
     give the same states.
     """
     at = len(trace) if at is None else at
@@ -151,7 +151,7 @@ class _Crash:
         chance = random.Random(self._seed)
         self._live = _Names(model, model.pending)
         self._names = [_Names(model, subset) for subset in _subsets(model.pending, names_max, chance)]
-        self._settled = {inode: ledger.durable for inode, ledger in model.files.items()}
+        self._durable = {inode: ledger.durable for inode, ledger in model.files.items()}
         self._open = {
             inode: DamagedFile(ledger.durable, ledger.changes)
             for inode, ledger in model.files.items()
@@ -170,7 +170,7 @@ class _Crash:
                     yield state
 
     def _killed(self) -> Iterator[CrashState]:
-        contents = self._settled | {inode: file.whole for inode, file in self._open.items()}
+        contents = self._durable | {inode: file.whole for inode, file in self._open.items()}
         yield self._state(CrashDamage.KILLED, self._live, contents, "nothing in flight")
         flying = self._trace.operations[self._at] if self._at < len(self._trace) else None
         if isinstance(flying, TracedWrite):
@@ -198,7 +198,7 @@ class _Crash:
         """With these names: all open files damaged, or one of them with the others whole or old."""
         victims = [inode for inode in names.files if inode in self._open]
         if not victims:
-            untouched = [self._state(damage, names, self._settled, f"{names.detail}, no bytes at risk")]
+            untouched = [self._state(damage, names, self._durable, f"{names.detail}, no bytes at risk")]
             return iter(untouched if damage is CrashDamage.OLD else [])
         whole = {inode: self._open[inode].whole for inode in victims}
         old = {inode: self._open[inode].old for inode in victims}
@@ -214,7 +214,7 @@ class _Crash:
         unhurt = [rest[inode] for inode in victims]
         for contents in _together([outcomes[inode] for inode in victims], unhurt):
             yield self._state(
-                damage, names, {**self._settled, **rest, **dict(zip(victims, contents, strict=True))}, detail
+                damage, names, {**self._durable, **rest, **dict(zip(victims, contents, strict=True))}, detail
             )
 
     def _state(

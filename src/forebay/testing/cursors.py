@@ -1,4 +1,4 @@
-"""What readers were told of their cursors, in order, and whether it holds.
+"""What readers were answered about their cursors, in order, and whether it holds.
 
 I25 cursors are monotonic, and at least once: nothing is passed over that was not handed out
 """
@@ -29,7 +29,7 @@ class Handed(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """The reader acknowledged everything below `wanted` and heard that it stands at `stands`; `None`: an error."""
+    """The reader acknowledged everything below `wanted`; by the answer it stands at `stands`, `None`: an error."""
 
     cursor: StoredCursor
     wanted: int
@@ -65,7 +65,7 @@ class _Known:
 
 
 def cursors_hold(events: Iterable[Event]) -> Iterator[Violation]:
-    """I25, over everything that readers asked and heard, in the order in which the answers came."""
+    """I25, over everything that readers asked and were answered, in the order in which the answers came."""
     known: dict[StoredCursor, _Known] = {}
     for event in events:
         place = known.setdefault(event.cursor, _Known())

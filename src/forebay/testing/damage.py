@@ -46,12 +46,12 @@ class DamagedFile:
     def __init__(self, durable: bytes, changes: Sequence[ByteChange]) -> None:
         self._durable = durable
         self._operations = [change.operation for change in changes]
-        self._open = [index for index, change in enumerate(changes) if change.standing is not WriteStanding.SETTLED]
+        self._open = [index for index, change in enumerate(changes) if change.standing is not WriteStanding.DURABLE]
         self.old = self._only(set())
         self.whole = replay(durable, self._operations)
 
     def outcomes(self, damage: CrashDamage, chance: random.Random) -> Iterator[bytes]:
-        """What the file may hold after this damage, the most telling first; some may be equal."""
+        """What the file may hold after this damage, the most instructive first; some may be equal."""
         order = self._in_telling_order(chance)
         match damage:
             case CrashDamage.OLD:
@@ -107,7 +107,7 @@ class DamagedFile:
                     yield self._only(set(self._open), {index: operation._replace(data=data)})
 
     def _in_telling_order(self, chance: random.Random) -> list[int]:
-        """The last change, the first, then the others by chance: so that a bound cuts off the least telling."""
+        """The last change, the first, then the others by chance: so that a bound cuts off the least instructive."""
         if len(self._open) < 3:
             return self._open[::-1]
         between = self._open[1:-1]
@@ -116,14 +116,14 @@ class DamagedFile:
 
     def _only(self, arrived: set[int], instead: dict[int, ByteOperation] | None = None) -> bytes:
         """The file if of its open changes only these arrived, some of them as something else."""
-        unsettled = set(self._open)
+        at_risk = set(self._open)
         instead = instead or {}
         return replay(
             self._durable,
             [
                 instead.get(index, operation)
                 for index, operation in enumerate(self._operations)
-                if index not in unsettled or index in arrived
+                if index not in at_risk or index in arrived
             ],
         )
 

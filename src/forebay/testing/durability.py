@@ -29,7 +29,7 @@ class WriteStanding(enum.Enum):
 
     PENDING = enum.auto()
     DOUBTFUL = enum.auto()
-    SETTLED = enum.auto()
+    DURABLE = enum.auto()
 
 
 class ByteChange(NamedTuple):
@@ -38,7 +38,7 @@ class ByteChange(NamedTuple):
 
 
 class FileLedger:
-    """One file: its durable bytes, and the changes since, of which some may be settled behind a doubtful one."""
+    """One file: its durable bytes, and the changes since, of which some may be durable behind a doubtful one."""
 
     def __init__(self, durable: bytes) -> None:
         self.durable = durable
@@ -48,9 +48,9 @@ class FileLedger:
         self.changes.append(ByteChange(operation, WriteStanding.PENDING))
 
     def sync(self) -> None:
-        self._turn(WriteStanding.SETTLED)
-        while self.changes and self.changes[0].standing is WriteStanding.SETTLED:
-            self._settle_first()
+        self._turn(WriteStanding.DURABLE)
+        while self.changes and self.changes[0].standing is WriteStanding.DURABLE:
+            self._apply_durable()
 
     def fail_sync(self) -> None:
         self._turn(WriteStanding.DOUBTFUL)
@@ -68,10 +68,10 @@ class FileLedger:
             for change in self.changes
         ]
 
-    def _settle_first(self) -> None:
-        settled = [change.operation for change in self.changes]
-        count = next((i for i, change in enumerate(self.changes) if change.standing is not WriteStanding.SETTLED), None)
-        self.durable = replay(self.durable, settled[:count])
+    def _apply_durable(self) -> None:
+        operations = [change.operation for change in self.changes]
+        count = next((i for i, change in enumerate(self.changes) if change.standing is not WriteStanding.DURABLE), None)
+        self.durable = replay(self.durable, operations[:count])
         self.changes = [] if count is None else self.changes[count:]
 
 
@@ -180,13 +180,13 @@ class DiskState:
     def _sync_directory(self, directory: int) -> None:
         for position, change in enumerate(self.pending):
             if change.source is not None and change.source.directory == directory:
-                self._settle(position)
+                self._make_durable(position)
         self.durable[directory] = dict(self.live[directory])
         for change in self.pending:
             change.entries = [entry for entry in change.entries if entry.directory != directory]
         self.pending = [change for change in self.pending if change.entries]
 
-    def _settle(self, position: int) -> None:
+    def _make_durable(self, position: int) -> None:
         """A rename out of a synced directory is durable where it went, too: no journal loses the file between."""
         for entry in self.pending[position].entries:
             if entry.inode is not None:

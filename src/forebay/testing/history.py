@@ -1,4 +1,4 @@
-"""What callers of one shard were told, in order, and what a reader gets: the two sides that every promise compares.
+"""What callers of one shard were answered, in order, and what a reader gets: the two sides that every promise compares.
 
 Pure values; knows nothing of files. A history is kept as notes in the trace of a simulated disk, or
 by hand; each value of a history is used once, so that a record says which append it came from.
@@ -20,7 +20,7 @@ PAGES_MAX = 100_000
 
 
 class AppendOutcome(enum.Enum):
-    """What the caller of an append was told."""
+    """What the caller of an append was answered."""
 
     PENDING = "pending"
     ACKED = "acked"
@@ -38,7 +38,7 @@ class Begun(NamedTuple):
 
 
 class AppendAnswered(NamedTuple):
-    """The caller of an append heard how it ended."""
+    """The caller of an append got its answer."""
 
     attempt: int
     outcome: AppendOutcome
@@ -108,7 +108,7 @@ class ShardEvents:
             case Begun():
                 self.appends[event.attempt] = Append(event)
             case AppendAnswered():
-                self._told(event)
+                self._answered(event)
             case Synced(end):
                 for append in self.acked:
                     if self.must_survive(append) and append.offset + len(append.begun.values) <= end:
@@ -124,10 +124,10 @@ class ShardEvents:
                 for append in self.acked:
                     append.troubled = True
 
-    def _told(self, told: AppendAnswered) -> None:
-        append = self.appends[told.attempt]
-        append.outcome, append.offset = told.outcome, told.offset
-        if told.outcome is AppendOutcome.ACKED:
+    def _answered(self, answered: AppendAnswered) -> None:
+        append = self.appends[answered.attempt]
+        append.outcome, append.offset = answered.outcome, answered.offset
+        if answered.outcome is AppendOutcome.ACKED:
             append.durable = self.durability is Durability.FSYNC
             self.acked.append(append)
 

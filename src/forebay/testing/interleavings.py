@@ -15,9 +15,9 @@ from forebay.metadata import Compare, Entry, MemoryMetadata, MetadataStore, Oper
 from forebay.metadata.memory import MemoryState
 from forebay.testing.invariants import Violation
 
-Tell: TypeAlias = Callable[[object], None]
-Program: TypeAlias = Callable[[MetadataStore, Tell], None]
-"""What one owner does: a function of the answers it gets and of nothing else. What it tells is kept."""
+Report: TypeAlias = Callable[[object], None]
+Program: TypeAlias = Callable[[MetadataStore, Report], None]
+"""What one owner does: a function of the answers it gets and of nothing else. What it reports is kept."""
 Answer: TypeAlias = object
 
 
@@ -73,7 +73,7 @@ class ProgramStanding:
     """How far one program has come. There is one for each way there, so that it can be compared by identity."""
 
     answers: tuple[Answer, ...] = ()
-    told: tuple[object, ...] = ()
+    reported: tuple[object, ...] = ()
     call: Call | None = None
     """What it asks next; `None` if it has ended."""
 
@@ -148,7 +148,7 @@ class Exploration:
         return known
 
     def _look(self, moment: Moment) -> None:
-        seen = (moment.recorded, tuple(standing.told for standing in moment.standings))
+        seen = (moment.recorded, tuple(standing.reported for standing in moment.standings))
         if seen not in self._looked:
             self._looked.add(seen)
             for violation in self._judge(moment):
@@ -177,7 +177,9 @@ class Exploration:
         lost = self._run(index, standing, LOST)
         yield after._replace(faults=fewer.faults).with_standing(index, lost)
         yield fewer._replace(late=(*fewer.late, (index, standing.call))).with_standing(index, lost)
-        dead = self._standings.setdefault((index, standing, "dies"), ProgramStanding(standing.answers, standing.told))
+        dead = self._standings.setdefault(
+            (index, standing, "dies"), ProgramStanding(standing.answers, standing.reported)
+        )
         yield fewer._replace(sessions=moment.sessions - {self._sessions[index]}).with_standing(index, dead)
 
     def _reached(self, moment: Moment, index: int, call: Call) -> tuple[Moment, Answer]:
@@ -217,9 +219,9 @@ class Exploration:
         return known
 
     def _run_again(self, index: int, answers: tuple[Answer, ...]) -> ProgramStanding:
-        told: list[object] = []
+        reported: list[object] = []
         try:
-            self._programs[index](_Answering(answers), told.append)
+            self._programs[index](_Answering(answers), reported.append)
         except _Reached as reached:
-            return ProgramStanding(answers, tuple(told), reached.call)
-        return ProgramStanding(answers, tuple(told))
+            return ProgramStanding(answers, tuple(reported), reached.call)
+        return ProgramStanding(answers, tuple(reported))

@@ -172,8 +172,8 @@ def nothing_seen_vanished(history: ShardEvents, reading: Reading) -> Iterator[Vi
 def refused_stays_away(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
     """I10: a refused append is never visible, an indeterminate one at most once."""
     counts = Counter(value for _, value in reading.records)
-    heard = [*history.acked, *history.with_outcome(AppendOutcome.INDETERMINATE)]
-    again = {append.begun.producing for append in heard if append.begun.producing is not None}
+    answered = [*history.acked, *history.with_outcome(AppendOutcome.INDETERMINATE)]
+    again = {append.begun.producing for append in answered if append.begun.producing is not None}
     for append in history.with_outcome(AppendOutcome.REFUSED):
         if append.begun.producing in again:
             continue

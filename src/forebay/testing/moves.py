@@ -26,7 +26,7 @@ Operations = tuple[Operation, ...]
 class RecordingMetadata:
     """A `MetadataStore` that does what the inner one does and remembers what succeeded, in order.
 
-    `on_commit` is told of each, before anyone else can act on it.
+    `on_commit` is called with each, before any other caller can act on it.
     """
 
     def __init__(self, inner: MetadataStore, on_commit: Callable[[Operations], None] | None = None) -> None:

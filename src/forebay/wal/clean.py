@@ -1,4 +1,4 @@
-"""A log that was closed in order opens without a walk: its checkpoint tells what a walk over the newest file would.
+"""A log that was closed in order opens without a walk: its checkpoint says what a walk over the newest file would find.
 
 The owner writes that down at a clean stop, after the last sync. The next opening believes it only if the newest file
 still is that file: same salt, same length, the very clean mark as its last frame, and its first state whole. Else the
@@ -28,7 +28,7 @@ from forebay.wal.writer import ActiveFile, Writer
 
 INDEX_STEP_BYTES = 64 * 1024
 """So far apart are the frames whose places are written down."""
-TOLD_BYTES_MAX = 1024 * 1024
+CONTROL_BYTES_MAX = 1024 * 1024
 """Larger windows and deletes are not written down: the next opening walks the file."""
 FIRST_READ_BYTES = 4096
 """The first state of a file is read in one read of this size, or whole if it is larger."""
@@ -55,7 +55,7 @@ def clean_file(writer: Writer) -> CleanFile | UnsetType:
         *(encode_gap(gap, **stamp) for gap in active.gaps),
         *writer.removals.frames(frame_bytes_max, stamp),
     ]
-    if sum(map(len, control)) > TOLD_BYTES_MAX:
+    if sum(map(len, control)) > CONTROL_BYTES_MAX:
         return UNSET
     offsets, positions = active.index.thinned(INDEX_STEP_BYTES)
     return CleanFile(
@@ -78,7 +78,7 @@ def _has_damage(writer: Writer, active: ActiveFile) -> bool:
 
 
 def recalled(file: File, window: ProducerWindow, checkpoint: Checkpoint | None, live: Live | None) -> LogScan | None:
-    """The facts of the newest file, without a walk; `None` if it is not as it was told of at a clean stop."""
+    """The facts of the newest file, without a walk; `None` if it is not as a clean stop left it."""
     if checkpoint is None or not checkpoint.clean or isinstance(checkpoint.last, UnsetType):
         return None
     last, position = checkpoint.last, checkpoint.clean_position
@@ -99,14 +99,14 @@ def recalled(file: File, window: ProducerWindow, checkpoint: Checkpoint | None, 
 
 
 def _is_of(last: CleanFile, header: SegmentHeader, file: File) -> bool:
-    """Whether it is the file that was told of, under its own name."""
+    """Whether it is the file that the checkpoint describes, under its own name."""
     named = parse_segment_name(file.path.rpartition("/")[2])
-    told = (last.start, last.epoch)
-    return told == named == (header.start, header.epoch) and last.salt == header.salt
+    described = (last.start, last.epoch)
+    return described == named == (header.start, header.epoch) and last.salt == header.salt
 
 
 def _ends_clean(file: File, position: int, header: SegmentHeader, last: CleanFile) -> bool:
-    """Whether the file ends in the very mark that was told of, and that mark says what was told."""
+    """Whether the file ends in the very mark of the checkpoint, and that mark says the same."""
     head = read_frame(last.mark, 0, salted(header.salt), FRAME_BYTES_LIMIT)
     if not isinstance(head, FrameHead) or head.kind != Kind.MARK or head.length != len(last.mark):
         return False

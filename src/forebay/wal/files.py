@@ -240,7 +240,7 @@ def _fills(gathered: Gathered, data: DataFrames) -> bool:
 
 
 def walked(scan: LogScan) -> LogFile:
-    """The file that a walk told the facts of."""
+    """The file by the facts that a walk found."""
     return LogFile(
         scan.file,
         scan.header,

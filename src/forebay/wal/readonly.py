@@ -54,7 +54,7 @@ class FollowedLog:
         self._unpublished: tuple[list[str], int] | None = None
         """What was there when the log's own marks were gone by: the files, and the size of the newest."""
         self._known = False
-        """Some look has told where the log ends."""
+        """Some look has found where the log ends."""
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
         """Records from `offset` on that the owner has published; an empty page at the end.

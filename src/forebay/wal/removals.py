@@ -27,7 +27,7 @@ from forebay.records import Bytes
 
 KINDS = (Kind.DELETE, Kind.FLOOR)
 MARK_BYTES = HEAD_SIZE + 8
-"""The smallest frame; one that tells of a delete or a floor is larger."""
+"""The smallest frame; one with a delete or a floor is larger."""
 RUN_MAX = 512
 """So many frames behind the place are looked at."""
 COPIES_MAX = 64
@@ -37,7 +37,7 @@ _LENGTH = slice(8, 12)
 _KIND = 17
 
 Copy: TypeAlias = tuple[int, int]
-"""A frame that tells of deletes or floors: its length, and a hash of its bytes."""
+"""A frame of deletes or floors: its length, and a hash of its bytes."""
 
 
 class Removals:
@@ -51,7 +51,7 @@ class Removals:
 
     @property
     def is_some(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether there are any."""
         return bool(len(self.deletes)) or self.floor != NO_FLOOR
 
     def add(self, others: Removals) -> None:
@@ -69,7 +69,7 @@ class Removals:
     def frames(self, frame_bytes_max: int, stamp: dict[str, int]) -> list[bytes]:
         """Frames that say all of it, twice; none where nothing has ended.
 
-        Where a damaged frame had no records, no offset is missing that would tell what it said.
+        Where a damaged frame had no records, no missing offset shows what it said.
         """
         frames = encode_delete(self.deletes, frame_bytes_max=frame_bytes_max, **stamp)
         if self.floor != NO_FLOOR:
@@ -89,7 +89,7 @@ class Blind(NamedTuple):
     proven: bool
 
 
-class Told:
+class UnpairedCopies:
     """The deletes and floors at the end of what was walked, as far as their second copy has not come yet."""
 
     def __init__(self) -> None:
@@ -113,10 +113,10 @@ def copy_of(head: FrameHead, buffer: Bytes, position: int) -> Copy:
     return head.length, hash(bytes(buffer[position : position + head.length]))
 
 
-def is_told(before: Sequence[Copy], buffer: Bytes, behind: Scan) -> bool:
+def is_recorded_elsewhere(before: Sequence[Copy], buffer: Bytes, behind: Scan) -> bool:
     """Whether everything in a damaged place, at the start of `buffer`, is recorded elsewhere or was no delete.
 
-    `before` is what `Told` has, `behind` are the frames from the next whole one on.
+    `before` is what `UnpairedCopies` has, `behind` are the frames from the next whole one on.
     """
     lost = behind.positions[0]
     if lost <= MARK_BYTES:

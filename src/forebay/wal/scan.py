@@ -23,7 +23,7 @@ from forebay.format.frame.head import FrameHead, Kind, Verdict
 from forebay.format.frame.scan import FrameTable, scan_frames
 from forebay.records import Bytes, Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
-from forebay.wal.removals import KINDS, Blind, Removals, Told, has_clean_mark, is_told
+from forebay.wal.removals import KINDS, Blind, Removals, UnpairedCopies, has_clean_mark, is_recorded_elsewhere
 from forebay.wal.sparse import SparseIndex
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
@@ -70,7 +70,7 @@ class LogScan:
         self.blind: list[Blind] = []
         """Places without records that are not whole, where a delete may have stood that no other frame repeats."""
         self.removals = Removals()
-        self._told = Told()
+        self._unpaired = UnpairedCopies()
         self.frames = 0
         self.stop = 0
         self.size = 0
@@ -119,14 +119,14 @@ class LogScan:
             self._end_at(proof)
 
     def recall(self, last: CleanFile, position: int) -> None:
-        """Know what was told of this file at a clean stop, as if it had been walked up to byte `position`.
+        """Know what the checkpoint of a clean stop says of this file, as if it had been walked up to byte `position`.
 
-        Raises `Corrupt` or `UnsupportedFormat` if what was told is not whole.
+        Raises `Corrupt` or `UnsupportedFormat` if that is not whole.
         """
-        told = scan_frames(last.control, 0, self._salt_crc, FRAME_BYTES_LIMIT)
-        if told.verdict is not Verdict.WHOLE or told.stop != len(last.control):
-            raise Corrupt(f"{self.file.path}: what its checkpoint tells of it is not whole")
-        for head, place in zip(told.heads, told.positions, strict=True):
+        found = scan_frames(last.control, 0, self._salt_crc, FRAME_BYTES_LIMIT)
+        if found.verdict is not Verdict.WHOLE or found.stop != len(last.control):
+            raise Corrupt(f"{self.file.path}: what its checkpoint says of it is not whole")
+        for head, place in zip(found.heads, found.positions, strict=True):
             self._take_control(head, last.control, place)
         for offset, place in zip(last.offsets, last.positions, strict=True):
             self.index.add(offset, place, None)
@@ -135,7 +135,7 @@ class LogScan:
         self.clean = self.closed = True
 
     def _take_data(self, data: DataFrames) -> None:
-        self._told.copies.clear()
+        self._unpaired.copies.clear()
         self.clean = self.closed = False
         if isinstance(data.frames, FrameTable):
             self._take_table(data.frames, data.origin)
@@ -145,7 +145,7 @@ class LogScan:
 
     def _take_frame(self, control: ControlFrame) -> None:
         head, buffer, position = control.head, control.buffer, control.position
-        self._told.take(head, buffer, position)
+        self._unpaired.take(head, buffer, position)
         self.clean = self.clean and head.kind in KINDS
         self._take_control(head, buffer, position)
         self.durable = max(self.durable, head.durable)
@@ -223,10 +223,10 @@ class LogScan:
         lost = place.stop - place.byte
         rest = self.file.read_at(self.size - place.byte, place.byte)
         behind = scan_frames(rest, lost, self._salt_crc, FRAME_BYTES_LIMIT)
-        if not is_told(self._told.copies, rest, behind):
+        if not is_recorded_elsewhere(self._unpaired.copies, rest, behind):
             proven = is_proven or has_clean_mark(rest, behind)
             self.blind.append(Blind(place.byte, lost, self.end, proven))
-        self._told.copies.clear()
+        self._unpaired.copies.clear()
 
     def _end_at(self, proof: int) -> None:
         """Offsets up to `proof` had been durable and are not here."""

@@ -159,8 +159,8 @@ class Sealer:
         scan = LogScan(file, log.header, ProducerWindow(1, 1))
         try:
             scan.run(file.size(), proof=0)
-            told = [gap for gap in log.gaps if gap.reason is not Reason.DAMAGED]
-            if scan.end != log.end or scan.torn_bytes or scan.gaps != told:
+            kept = [gap for gap in log.gaps if gap.reason is not Reason.DAMAGED]
+            if scan.end != log.end or scan.torn_bytes or scan.gaps != kept:
                 raise Corrupt(f"{log.path} does not hold all records up to {log.end}: it is not rewritten")
         except BaseException:
             file.close()

@@ -40,7 +40,7 @@ SMALL_BYTES = 2048
 FRAME_COST = 256
 """What Python needs for a cached frame beside its bytes, about."""
 NOTED_BYTES = 4096
-"""A cache tells the budget of its process what it holds once that has changed by more than this."""
+"""A cache reports what it holds to the budget of its process once that has changed by more than this."""
 FRAMES_AT_ONCE = 1000
 """So many frames are dropped from a cache before a reader or an append that waits for its lock gets it."""
 EVICTED_PART = 16

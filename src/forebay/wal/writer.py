@@ -401,7 +401,7 @@ class Writer:
         if old is None or old.is_bare:
             return False
         self.sync()
-        # The old file and its name are durable here, so the next one's `previous_end` tells the truth.
+        # The old file and its name are durable here, so the next one's `previous_end` is true.
         self.create(self.next)
         old.limit = old.position
         return True

@@ -109,7 +109,7 @@ def row_of(kind: type[BaseException]) -> ErrorRow:
 
 
 def encode_error(error: BaseException, *, private: Iterable[str] = ()) -> SentError:
-    """The answer for an error. Of one that Forebay did not raise on purpose, nothing is told.
+    """The answer for an error. It shows nothing of one that Forebay did not raise on purpose.
 
     Of the paths of this machine that a message names, the last part alone is sent. Each text of `private`, such as the
     data directory, is left out wherever it stands.

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from forebay.blobs.objects.options import CONNECTION, OPEN
-from forebay.blobs.objects.refusals import LIBRARY_ERRORS, told_by
+from forebay.blobs.objects.refusals import LIBRARY_ERRORS, text_of
 from forebay.blobs.seam import check_key
 from forebay.errors import Invalid
 from forebay.settings import StoreSettings
@@ -60,8 +60,8 @@ def build(settings: StoreSettings, *, retries: int) -> Library:
         )
     except (*LIBRARY_ERRORS, TypeError) as error:
         # Not `from error`: the library's long text may repeat the options.
-        told = told_by(error, secrets_of(settings))
-        raise Invalid(f"store.options do not describe a store on {settings.backend}: {told}") from None
+        text = text_of(error, secrets_of(settings))
+        raise Invalid(f"store.options do not describe a store on {settings.backend}: {text}") from None
     return store
 
 

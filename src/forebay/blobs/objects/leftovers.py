@@ -92,7 +92,7 @@ class Leftovers:
             return self._listed(credentials)
         except (ElementTree.ParseError, KeyError, ValueError) as error:
             raise Unavailable(
-                f"{self._name} does not tell of unfinished uploads as S3 does ({error}): give the bucket a lifecycle "
+                f"{self._name} does not list unfinished uploads as S3 does ({error}): give the bucket a lifecycle "
                 "rule that aborts them"
             ) from None
 
@@ -127,9 +127,9 @@ class Leftovers:
                 answer = connection.getresponse()
                 body = answer.read(ANSWER_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"{self._name} cannot tell of unfinished uploads ({error}): try again") from error
+            raise Unavailable(f"{self._name} cannot list unfinished uploads ({error}): try again") from error
         if answer.status not in accepted:
-            raise Unavailable(f"{self._name} cannot tell of unfinished uploads (status {answer.status})")
+            raise Unavailable(f"{self._name} cannot list unfinished uploads (status {answer.status})")
         return body
 
     def _connection(self, url: str) -> http.client.HTTPConnection:

@@ -67,7 +67,7 @@ def classify(error: Exception) -> Refusal:
     if status is not None:
         number = int(status[1])
         return _BY_STATUS.get(number, Refusal.FINAL if number < 500 else Refusal.UNKNOWN)
-    # The library tells these two apart only in its long text. A connection that was never made carried nothing.
+    # The library distinguishes these two only in its long text. A connection that was never made carried nothing.
     if "kind: Connect," in text:
         return Refusal.UNREACHED
     return Refusal.FINAL if any(words in text for words in _FINAL_WORDS) else Refusal.UNKNOWN
@@ -76,22 +76,22 @@ def classify(error: Exception) -> Refusal:
 def named(error: Exception, store: str, doing: str, secrets: Iterable[str]) -> ForebayError:
     """The error of ours for a request that was not done, or whose repetition does no harm."""
     refusal = classify(error)
-    told = told_by(error, secrets)
+    text = text_of(error, secrets)
     if refusal is Refusal.DENIED:
         return Denied(
-            f"{store} does not let us {doing} ({told}): look at store.options, the service's own variables, "
+            f"{store} does not let us {doing} ({text}): look at store.options, the service's own variables, "
             "and the rights of that account"
         )
     if refusal is Refusal.MISSING:
-        return Unavailable(f"{store} cannot {doing} ({told}): does the bucket exist?")
+        return Unavailable(f"{store} cannot {doing} ({text}): does the bucket exist?")
     if isinstance(error, exceptions.NotSupportedError):
-        return Unsupported(f"{store} cannot {doing} ({told}): take another store")
+        return Unsupported(f"{store} cannot {doing} ({text}): take another store")
     if refusal is Refusal.THROTTLED:
-        return Unavailable(f"{store} is asking for fewer requests and cannot {doing} ({told}): try again later")
-    return Unavailable(f"{store} cannot {doing} ({told}): try again")
+        return Unavailable(f"{store} is asking for fewer requests and cannot {doing} ({text}): try again later")
+    return Unavailable(f"{store} cannot {doing} ({text}): try again")
 
 
-def told_by(error: Exception, secrets: Iterable[str]) -> str:
+def text_of(error: Exception, secrets: Iterable[str]) -> str:
     """The first line of what the library says, fit for a log."""
     text = _USER.sub(f"://{HIDDEN}@", _QUERY.sub("?…", str(error).split("\n", 1)[0]))
     for secret in secrets:

@@ -1,7 +1,7 @@
 """A bucket as a `BlobStore`: creates once, uploads in parts, reads by range.
 
 Reads, lists and uploads are repeated by the library itself. A create is not: if its answer got lost, a repeated
-one would be told "exists" of its own work, so the repetition is done here, where the doubt is remembered.
+one would get "exists" for its own work, so the repetition is done here, where the doubt is remembered.
 Knows keys and bytes; knows nothing of what they mean.
 """
 
@@ -21,7 +21,7 @@ from forebay.blobs.objects.building import BACKOFF_S_FIRST, BACKOFF_S_MAX, Libra
 from forebay.blobs.objects.feeding import Feed
 from forebay.blobs.objects.leftovers import Leftovers
 from forebay.blobs.objects.processes import LIBRARY
-from forebay.blobs.objects.refusals import LIBRARY_ERRORS, Refusal, classify, named, told_by
+from forebay.blobs.objects.refusals import LIBRARY_ERRORS, Refusal, classify, named, text_of
 from forebay.blobs.seam import (
     AHEAD,
     CHUNK_BYTES,
@@ -192,7 +192,7 @@ class ObjectStore:
         if not first or second or kept != b"first":
             raise Unsupported(
                 f"{self.name} let the same key be created twice: it ignores If-None-Match, so two writers could not "
-                "be told apart; take a store that honours it"
+                "be distinguished; take a store that honours it"
             )
         return Capabilities(store=self.name, exclusive_create=True)
 
@@ -240,7 +240,7 @@ class ObjectStore:
             raise self._named(error, f"upload {key}") from None
         with contextlib.suppress(ForebayError):
             found = self.stat(key)
-            # Of the same size may also be what was to be replaced, as by a repair: its bytes tell.
+            # Of the same size may also be what was to be replaced, as by a repair: its bytes show it.
             if (
                 found is not None
                 and found.size == feed.size
@@ -282,13 +282,13 @@ class ObjectStore:
         return named(error, self.name, doing, self._secrets)
 
     def _unknown(self, key: str, error: Exception) -> Indeterminate:
-        told = told_by(error, self._secrets)
-        return Indeterminate(f"{self.name}: {key} may or may not be stored ({told}): compare what is there by content")
+        text = text_of(error, self._secrets)
+        return Indeterminate(f"{self.name}: {key} may or may not be stored ({text}): compare what is there by content")
 
     def _unanswered(self, key: str, error: Exception) -> Unavailable:
         """Nothing rests on the object of a probe: all that counts is that there was no answer."""
-        told = told_by(error, self._secrets)
-        return Unavailable(f"{self.name} does not answer, so what it can do is not known yet ({told}): try again")
+        text = text_of(error, self._secrets)
+        return Unavailable(f"{self.name} does not answer, so what it can do is not known yet ({text}): try again")
 
     def _threads(self) -> ThreadPoolExecutor:
         self._alive()

@@ -174,7 +174,7 @@ class ShardAudit:
             else:
                 sizes = entry.sizes(salt_crc)
             if len(sizes) != entry.end - entry.base:
-                raise Corrupt(f"it tells the sizes of {len(sizes)} records, not of {entry.end - entry.base}")
+                raise Corrupt(f"it has the sizes of {len(sizes)} records, not of {entry.end - entry.base}")
         except (Corrupt, ValueError) as error:
             self._add(f"the entry is damaged: {error}", (entry.base, entry.end))
             return _Looked(None, None)
@@ -187,7 +187,7 @@ class ShardAudit:
             try:
                 stored = self._database.get(self._keys.block(level, number))
             except Corrupt:
-                # Told once, when they are walked.
+                # Reported once, when they are walked.
                 self._judged = False
                 return
             is_cut = self._is_cut((level, number))

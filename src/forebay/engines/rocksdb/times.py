@@ -95,7 +95,7 @@ def edges_at(
     newest_in: Callable[[int, int], int],
     corrected: Mapping[Place, int] = MappingProxyType({}),
 ) -> Edges:
-    """The edges of a shard that ends at `head`; `newest_in` tells the newest time of live records in a range.
+    """The edges of a shard that ends at `head`; `newest_in` gives the newest time of live records in a range.
 
     `corrected` are blocks that the view does not show as they will be.
     """

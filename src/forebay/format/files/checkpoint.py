@@ -34,7 +34,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CleanFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest segment file at a clean stop: what a walk over all of it would tell. Bytes are base64."""
+    """The newest segment file at a clean stop: what a walk over all of it would find. Bytes are base64."""
 
     start: int
     epoch: int
@@ -56,7 +56,7 @@ class CleanFile(msgspec.Struct, frozen=True, kw_only=True):
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The files in order; `clean_position` is the byte behind the mark of a clean stop in the newest file.
 
-    `last` tells of that file. It may be missing, and readers that do not know it pass over it.
+    `last` describes that file. It may be missing, and readers that do not know it pass over it.
     """
 
     files: tuple[CheckpointFile, ...]

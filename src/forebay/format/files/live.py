@@ -59,7 +59,7 @@ def encode_live(
 
 
 def decode_live(buffer: Bytes) -> Live | Verdict:
-    """What was published last, or why it cannot be told."""
+    """What was published last, or why it is not known."""
     whole = bytes(buffer[:LIVE_BYTES])
     if len(whole) < LIVE_BYTES or not any(whole):
         return Verdict.TORN

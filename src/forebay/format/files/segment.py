@@ -4,7 +4,7 @@
               topic id 16 bytes, salt 16 bytes, start u64, crc u32 of the 60 bytes before
     name   := start as 20 digits, "-", epoch as at least 8 digits, ".seg"
 
-Every version keeps the magic and the crc where they are, so that newer is told from damaged.
+Every version keeps the magic and the crc where they are, so that a newer version is not taken for damage.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 
     `holder` is the directory that has the local log, since epoch `holder_since`; `next_offset` is where the last
     seal ended. A sealed shard with a `target` is promised to the directory of that name. With `reserved_in_log` only
-    the holder's log tells how far its offsets went, and `reserved_end` does not. The floors are at least as far as
+    the holder's log says how far its offsets went, and `reserved_end` does not. The floors are at least as far as
     they reach into history, `floor_reason` is why `evict_floor` moved last. `deletes` counts the changes to the
     deletion vectors; 0 if there are none. `unknown_below` is set only if appends of producers below that offset may be
     unknown to the owner, because of damage. `held_before` are the other directories that had the shard at any time,

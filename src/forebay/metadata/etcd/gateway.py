@@ -144,7 +144,7 @@ class Gateway:
             answer = self._client.get(f"{self.endpoints[self._present]}/version", timeout=self.timeout_s)
             return str(msgspec.json.decode(answer.content, type=dict[str, str]).get("etcdserver"))
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
-            _log.info("etcd does not tell its version: %s", error)
+            _log.info("etcd does not say its version: %s", error)
             return None
 
     def pause(self, round_number: int) -> float:

@@ -1,7 +1,7 @@
 """Sessions as leases: a key that etcd removes when its holder has given no sign of life for too long.
 
 The holder counts by itself: from the *sending* of the last renewal that was answered, on a clock that goes on
-while the machine sleeps, less a margin. So it gives up before anybody else may take its place, whatever
+while the machine sleeps, less a margin. So it gives up before another owner may take its place, whatever
 becomes of the network. One thread per store renews all of its sessions.
 """
 
@@ -119,7 +119,7 @@ class Leases:
             self._revoke(session.lease)
         except Unavailable as error:
             raise Unavailable(
-                f"session {session.id} is renewed no more, but etcd could not be told: its keys go within "
+                f"session {session.id} is renewed no more, but etcd did not answer: its keys go within "
                 f"{session.ttl_s:g} s ({error})"
             ) from error
 

@@ -95,8 +95,8 @@ class SqliteMetadata:
     def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
         check_transaction(compares, operations)
         with self._turn() as turn:
-            turn.settle(compare.key for compare in compares if not isinstance(compare, SessionEnded))
-            turn.settle(operation.key for operation in operations if not isinstance(operation, DeleteRange))
+            turn.end_dead_owners(compare.key for compare in compares if not isinstance(compare, SessionEnded))
+            turn.end_dead_owners(operation.key for operation in operations if not isinstance(operation, DeleteRange))
             succeeded = all(turn.holds(compare) for compare in compares)
             if succeeded:
                 turn.refuse_ended(operation.session for operation in operations if isinstance(operation, Put))
@@ -109,7 +109,7 @@ class SqliteMetadata:
         return SqliteWatch(self._database, self._commits, self._clock, self._reap_sometimes, prefix, start)
 
     def session(self, ttl_s: float) -> SqliteSession:
-        """As the seam says; the lock tells of a death at once, so `ttl_s` is not needed here."""
+        """As the seam says; the lock shows a death at once, so `ttl_s` is not needed here."""
         check_ttl(ttl_s)
         name = self._clock.random_bytes(16).hex()
         lock: Lock | None = None
@@ -249,8 +249,8 @@ class _Turn:
         self.ledger.end_session(session)
         return True
 
-    def settle(self, keys: Iterable[str]) -> None:
-        """Let the keys of dead sessions vanish before anybody compares or replaces them."""
+    def end_dead_owners(self, keys: Iterable[str]) -> None:
+        """End the dead sessions that own these keys: their keys vanish before they are compared or replaced."""
         for key in keys:
             entry = self.ledger.entry(key)
             if entry is not None and entry.session is not None:

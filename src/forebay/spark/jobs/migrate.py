@@ -2,7 +2,7 @@
 transaction for each partition makes the catalog name the copies: one manifest in the new store stands for all of them.
 
 No process may own the topic meanwhile: it is sealed, or its owner is gone. May be ended anywhere and run again. The old
-objects stay until a run is told to remove them.
+objects stay until a run is asked to remove them.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Migration:
         for errand, copied, error in outcomes:
             shard = by_place[errand.topic, errand.partition]
             if copied is None:
-                shard.tell(f"{errand.descriptor.object_key} was not copied: {error}", AGAIN, errand.descriptor)
+                shard.report(f"{errand.descriptor.object_key} was not copied: {error}", AGAIN, errand.descriptor)
                 continue
             shard.copied[errand.descriptor.object_key] = copied
             shard.count("there_before" if copied.was_there else "copied")
@@ -203,7 +203,7 @@ class Migration:
                     with self._uncompacted(shard):
                         shard.figures["switched"] = self.switch_shard(shard, store)
                 except ForebayError as error:
-                    shard.tell(f"the catalog was not switched: {error}", AGAIN)
+                    shard.report(f"the catalog was not switched: {error}", AGAIN)
 
     def remove_old(self, store: BlobStore) -> None:
         """Remove old objects whose copies the catalog names and the new store has."""
@@ -213,7 +213,7 @@ class Migration:
                     with self._uncompacted(shard):
                         shard.figures["removed"] = self._removed(shard, store)
                 except ForebayError as error:
-                    shard.tell(f"old objects stay: {error}", AGAIN)
+                    shard.report(f"old objects stay: {error}", AGAIN)
 
     def report(self, *, dry_run: bool, seconds: float) -> JobReport:
         """What was done."""
@@ -303,7 +303,7 @@ class Migration:
             is_indexed = not has_index(descriptor) or store.stat(descriptor.index_object) is not None
             if there is None or (there.size, there.etag) != (descriptor.bytes, descriptor.etag) or not is_indexed:
                 what = f"{descriptor.object_key} is not in the new store as catalogued: old objects stay"
-                shard.tell(what, AGAIN, descriptor)
+                shard.report(what, AGAIN, descriptor)
                 return 0
         collector = Collector(self._found.clock, self._found.settings.export.orphan_grace_s)
         return collector.clear(self._old(), f"{shard.ref.id}/", at_once=True)

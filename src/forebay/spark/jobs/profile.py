@@ -211,8 +211,8 @@ def stretches(view: ShardView) -> list[_Stretch]:
         nonlocal at, newest
         if stop > at:
             deleted = len(view.deleted.clipped(at, stop))
-            told = " ".join([view.shard, f"{at} {stop} {newest} {deleted}", *(one.name for one in held)])
-            name = hashlib.sha256(told.encode()).hexdigest()[:32] if stop <= known else ""
+            text = " ".join([view.shard, f"{at} {stop} {newest} {deleted}", *(one.name for one in held)])
+            name = hashlib.sha256(text.encode()).hexdigest()[:32] if stop <= known else ""
             expected = sum(one.records for one in held) - deleted
             found.append(_Stretch(at, stop, sum(one.bytes for one in held), newest, name, expected))
         newest = max([newest, *(one.newest for one in held)])

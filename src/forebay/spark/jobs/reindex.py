@@ -149,7 +149,9 @@ def _judge(
     for unit, judged, error in outcomes:
         shard = by_place[unit.topic, unit.partition]
         if judged is None:
-            shard.tell(f"the index of {unit.descriptor.object_key} was not made again: {error}", AGAIN, unit.descriptor)
+            shard.report(
+                f"the index of {unit.descriptor.object_key} was not made again: {error}", AGAIN, unit.descriptor
+            )
         elif not judged.flaw:
             shard.count("sound")
         elif dry_run:
@@ -223,7 +225,7 @@ def _name(found: Opened, shard: _Shard) -> None:
             if renewed != list(listed) and not catalog.replace([piece], _standing_for(found, piece, renewed)):
                 raise Conflict("the catalog changed meanwhile")
         except ForebayError as error:
-            shard.tell(f"new indexes are not named yet: {error}", AGAIN, piece.descriptor)
+            shard.report(f"new indexes are not named yet: {error}", AGAIN, piece.descriptor)
             continue
         for judged in rebuilt:
             shard.count("rebuilt")

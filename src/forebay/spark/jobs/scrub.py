@@ -265,7 +265,7 @@ def _look_again(location: Location, damaged: Sequence[_Shard]) -> None:
 
 def _report(shards: Sequence[_Shard], steps: Sequence[Step], *, dry_run: bool, seconds: float) -> JobReport:
     parts = parts_of(shards)
-    findings = [*findings_of(shards), *map(_told, steps)]
+    findings = [*findings_of(shards), *map(_finding_of, steps)]
     totals = summed(parts)
     damaged = sum(finding.severity is Severity.ERROR for finding in findings)
     checked = f"{totals.get('objects', 0)} objects in {len(shards)} partitions"
@@ -281,7 +281,7 @@ def _report(shards: Sequence[_Shard], steps: Sequence[Step], *, dry_run: bool, s
     )
 
 
-def _told(step: Step) -> Finding:
+def _finding_of(step: Step) -> Finding:
     is_lost = step.action is Action.CANNOT
     return Finding(
         severity=Severity.WARNING if is_lost else Severity.NOTE,

@@ -31,7 +31,7 @@ class JobShard:
         assert isinstance(before, int)
         self.figures[name] = before + more
 
-    def tell(self, what: str, step: str, piece: SegmentDescriptor | None = None) -> None:
+    def report(self, what: str, step: str, piece: SegmentDescriptor | None = None) -> None:
         """Note what went wrong, and with which piece of history."""
         offsets = (piece.start, piece.end) if piece is not None else None
         self.findings.append(

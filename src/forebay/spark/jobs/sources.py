@@ -77,7 +77,7 @@ class Files:
         )
 
     def _stamps(self, spark: SparkSession, files: Sequence[str]) -> Mapping[str, str]:
-        """What tells each file from another of its name: size and time. Empty where that cannot be seen."""
+        """By which each file differs from another of its name: size and time. Empty where that cannot be seen."""
         here = {name: _stamp(name) for name in files if name.startswith(_LOCAL)}
         away = [name for name in files if name not in here]
         return {**here, **self._remote_stamps(spark, away)} if away else here
@@ -140,7 +140,7 @@ class Frame:
 
 
 def _stamp(address: str) -> str:
-    """Tells a file from another of its name, where it lies on this machine; nothing if it is not seen from here."""
+    """By what a file on this machine differs from another of its name; nothing if it is not seen from here."""
     path = Path(address.removeprefix("file://"))
     try:
         found = path.stat()

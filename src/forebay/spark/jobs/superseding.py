@@ -1,6 +1,6 @@
 """Which records of a shard did a later one with their key supersede? Asked of every segment, put together by Spark.
 
-Of each segment only the last record of each key is shuffled; what is superseded inside it is told as it stands.
+Of each segment only the last record of each key is shuffled; what is superseded inside it is reported as it stands.
 """
 
 from __future__ import annotations

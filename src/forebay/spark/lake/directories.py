@@ -42,11 +42,11 @@ class DirectoryTarget:
     """Parquet files below a directory that driver and executors share."""
 
     def __init__(self, root: str, *, grace_s: int) -> None:
-        """Files that nothing was heard of for `grace_s` are of runs that are over."""
+        """Files that no run has touched for `grace_s` are of runs that are over."""
         path = root.removeprefix(FILE)
         if "://" in path:
             raise Unsupported(f"{root} is no directory: Parquet files go to a directory, an object store takes a table")
-        # Tasks run elsewhere: what the path is relative to must be settled here.
+        # Tasks run elsewhere: what the path is relative to is decided here.
         path = str(Path(path).absolute())
         self.name = path
         self._root = path

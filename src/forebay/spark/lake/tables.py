@@ -1,8 +1,8 @@
 """An Iceberg table as a target, with a second one for bad rows. Their catalog is that of the settings.
 
 Every commit writes the offsets it brings into the properties of its snapshot, and how far the table is into its own,
-in one step that is refused if anybody changed the table since it was looked at. The side table goes first: each of
-the two knows how far it is, so that a run killed between them is finished by the next without a row twice.
+in one step that is refused if another writer changed the table since it was looked at. The side table goes first: each
+of the two knows how far it is, so that a run killed between them is finished by the next without a row twice.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _TIMES: Final = ("timestamp", "timestamp_ltz", "timestamp_ntz")
 
 
 def check_pipeline(pipeline: Pipeline) -> None:
-    """Raise `Flawed` with a line for everything that does not fit, as far as the file alone tells."""
+    """Raise `Flawed` with a line for everything that does not fit, as far as the file alone shows."""
     flaws = Flaws()
     _check_names(flaws, [*pipeline.sources, *pipeline.steps], "a source or a step")
     _check_names(flaws, pipeline.sinks, "a sink")
@@ -38,10 +38,10 @@ def check_pipeline(pipeline: Pipeline) -> None:
     for sink in pipeline.sinks:
         _check_sink(flaws, sink, pipeline)
     _check_targets(flaws, pipeline)
-    flaws.settle()
+    flaws.raise_if_any()
     if pipeline.mode is Mode.STREAMING:
         _check_streams(flaws, pipeline)
-    flaws.settle()
+    flaws.raise_if_any()
 
 
 def unused(pipeline: Pipeline) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def _check_sink(flaws: Flaws, sink: Sink, pipeline: Pipeline) -> None:
 
 
 def check_columns(flaws: Flaws, sink: Sink, columns: Sequence[TableColumn] | None) -> None:
-    """Tell of columns that a sink names, and the source that it takes as it is does not have, if those are known."""
+    """Report columns that a sink names, and the source that it takes as it is does not have, if those are known."""
     if columns is None:
         return
     named = [*sink.expressions.values(), *sink.value] if isinstance(sink, TopicSink) else sink.partition_by

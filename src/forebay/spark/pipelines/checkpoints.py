@@ -1,4 +1,4 @@
-"""How far a streaming sink has come, as Spark's checkpoint tells: which batch, and up to which offsets."""
+"""How far a streaming sink has come, as Spark's checkpoint says: which batch, and up to which offsets."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def may_have_begun(checkpoint: str) -> bool:
     return not Path(checkpoint).is_absolute() or standing(checkpoint) is not None
 
 
-def points_of(told: Any) -> dict[str, dict[int, int]]:
+def points_of(stored: Any) -> dict[str, dict[int, int]]:
     """The offsets by topic and partition, if they are ours, as JSON or as what it stands for; else nothing."""
     with contextlib.suppress(msgspec.MsgspecError, ForebayError):
-        found = StreamOffsets.parse(msgspec.json.decode(told) if isinstance(told, str) else told)
+        found = StreamOffsets.parse(msgspec.json.decode(stored) if isinstance(stored, str) else stored)
         return {
             topic: {partition: point.offset for partition, point in points.points.items()}
             for topic, points in found.topics.items()

@@ -109,7 +109,7 @@ class Flaws:
         """Note one more."""
         self.found.append(Flaw(place, text))
 
-    def settle(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise `Flawed` if anything was found."""
         if self.found:
             raise Flawed(*(str(flaw) for flaw in sorted(self.found, key=_order)))

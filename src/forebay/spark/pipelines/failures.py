@@ -49,9 +49,9 @@ def text_of(error: BaseException) -> str:
         return raised[1].strip()[:TEXT_MAX]
     if isinstance(error, StreamingQueryException):
         text = _CAUSE.split(text, maxsplit=1)[-1]
-    told = _LAST_LINE.findall(text) if "Traceback (most recent call last)" in text else []
-    if told:
-        return f"{told[-1][0]}: {told[-1][1]}"[:TEXT_MAX]
+    lines = _LAST_LINE.findall(text) if "Traceback (most recent call last)" in text else []
+    if lines:
+        return f"{lines[-1][0]}: {lines[-1][1]}"[:TEXT_MAX]
     text = _PLACE.sub("", _STATE.sub("", text.split("\n\n")[0].split(";\n")[0]))
     return " ".join(_CONDITION.sub("", text).split())[:TEXT_MAX] or type(error).__name__
 
@@ -66,8 +66,8 @@ def failure(error: BaseException, what: str) -> ForebayError:
 
 
 @contextmanager
-def told_at(word: Word | Place, what: str) -> Iterator[None]:
-    """Errors of Spark's analysis in the block are told with the line; inside a text, with the very word."""
+def errors_at(word: Word | Place, what: str) -> Iterator[None]:
+    """Errors of Spark's analysis in the block are raised with the line; inside a text, with the very word."""
     try:
         with quiet():
             yield

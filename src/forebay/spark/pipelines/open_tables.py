@@ -1,6 +1,6 @@
 """A table of a catalog as a sink: tasks write files, and one commit makes them part of the table.
 
-The commit of a streaming query's batch also notes the batch in the table's properties, and is refused if anybody
+The commit of a streaming query's batch also notes the batch in the table's properties, and is refused if another writer
 changed the table meanwhile: a batch that is done again finds its note, and adds nothing.
 """
 
@@ -60,8 +60,8 @@ class OpenTable:
         if batch is not None and int(table.properties.get(f"{BATCH}{batch.query_id}", "-1")) >= batch.number:
             return
         folder = own_folder(table, FOLDER)
-        told = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
-        self.commit(table, [row.path for row in told], batch, overwrite=overwrite)
+        reports = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
+        self.commit(table, [row.path for row in reports], batch, overwrite=overwrite)
         try:
             expire(table, self.location.settings().table, self._clock.now_ms(), at_least=EXPIRED_AT_LEAST)
         except Exception as error:  # noqa: BLE001 - the rows are in: a caller that gets a failure adds them once more

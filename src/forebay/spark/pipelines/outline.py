@@ -1,4 +1,4 @@
-"""What a pipeline would do if it ran now, told without Spark: offsets and bytes to read, steps, sinks, checkpoints."""
+"""What a pipeline would do if it ran now, shown without Spark: offsets and bytes to read, steps, sinks, checkpoints."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def load_pipeline(path: str) -> Pipeline:
     trigger, checkpoint = _trigger(fields), fields.word("checkpoint")
     _check_mode(fields, mode)
     location, spark = fields.options("location"), fields.options("spark")
-    flaws.settle()
+    flaws.raise_if_any()
     assert name is not None
     return Pipeline(
         file=path,
@@ -135,7 +135,7 @@ def _name(fields: Fields, example: str) -> Word | None:
 
 
 def _named(fields: Fields, kind: str, example: str) -> Word | None:
-    """The name of a part, by which what is wrong in it is told."""
+    """The name of a part, by which errors in it are reported."""
     name = _name(fields, example)
     if name is not None:
         fields.what = f"{kind} {name}"

@@ -28,17 +28,17 @@ class SinkProgress(msgspec.Struct, kw_only=True):
     tasks: tuple[int, int] | None = None
     """Of a batch: how many tasks are done, of how many that were begun."""
 
-    def take(self, told: Mapping[str, Any]) -> None:
-        """What Spark tells of a batch, each batch once."""
-        batch = int(told["batchId"])
+    def take(self, reported: Mapping[str, Any]) -> None:
+        """Take what Spark reports of a batch, each batch once."""
+        batch = int(reported["batchId"])
         if self.batch is not None and batch <= self.batch:
             return
         self.batch = batch
         self.batches += 1
-        self.read += int(_over_sources(told, "numInputRows"))
-        self.rows += _rows(told)
-        self.rows_per_second = float(_over_sources(told, "processedRowsPerSecond"))
-        self.lag = _lag(told)
+        self.read += int(_over_sources(reported, "numInputRows"))
+        self.rows += _rows(reported)
+        self.rows_per_second = float(_over_sources(reported, "processedRowsPerSecond"))
+        self.lag = _lag(reported)
 
     def __str__(self) -> str:
         if self.tasks is not None:
@@ -49,7 +49,7 @@ class SinkProgress(msgspec.Struct, kw_only=True):
 
 
 OnProgress: TypeAlias = Callable[[Sequence[SinkProgress]], None]
-"""Told now and then how far each sink is."""
+"""Called now and then with how far each sink is."""
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,26 +75,26 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [*lines, f"pipeline {self.pipeline}: {self.outcome} after {self.seconds:.1f} s"]
 
 
-def _over_sources(told: Mapping[str, Any], figure: str) -> float:
+def _over_sources(reported: Mapping[str, Any], figure: str) -> float:
     """A figure of a whole batch. Spark Connect has it of each source alone."""
-    if told.get(figure) is not None:
-        return float(told[figure])
-    return sum(float(source.get(figure) or 0) for source in told.get("sources") or ())
+    if reported.get(figure) is not None:
+        return float(reported[figure])
+    return sum(float(source.get(figure) or 0) for source in reported.get("sources") or ())
 
 
-def _rows(told: Mapping[str, Any]) -> int:
+def _rows(reported: Mapping[str, Any]) -> int:
     """What Spark counted of a batch: as a mapping, or with Spark Connect as values beside their schema."""
-    counted = (told.get("observedMetrics") or {}).get(ROWS) or {}
+    counted = (reported.get("observedMetrics") or {}).get(ROWS) or {}
     if "schema" in counted:
         names = (field["name"] for field in counted["schema"]["fields"])
         counted = dict(zip(names, counted["values"], strict=True))
     return int(counted.get("rows") or 0)
 
 
-def _lag(told: Mapping[str, Any]) -> int | None:
-    """Offsets between the end of the batch and the latest, over the sources that tell both."""
+def _lag(reported: Mapping[str, Any]) -> int | None:
+    """Offsets between the end of the batch and the latest, over the sources that report both."""
     left: int | None = None
-    for source in told.get("sources") or ():
+    for source in reported.get("sources") or ():
         end, latest = points_of(source.get("endOffset")), points_of(source.get("latestOffset"))
         for topic, points in latest.items():
             behind = sum(max(0, at - end.get(topic, {}).get(partition, 0)) for partition, at in points.items())

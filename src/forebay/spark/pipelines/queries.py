@@ -1,4 +1,4 @@
-"""Which views a query reads, told from its text: enough to find a name that is nowhere, before Spark is started.
+"""Which views a query reads, found in its text: enough to find a name that is nowhere, before Spark is started.
 
 Not a parser of SQL: what is not plainly a name of one word behind FROM or JOIN is left to Spark.
 """

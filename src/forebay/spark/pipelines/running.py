@@ -107,7 +107,7 @@ class Running:
             self._tell()
 
     def _watched(self, spark: SparkSession, progress: SinkProgress, work: Callable[[], None]) -> None:
-        """Do the work, and tell how far its tasks are. Interrupted, its jobs end before this returns."""
+        """Do the work, and report how far its tasks are. Interrupted, its jobs end before this returns."""
         context = context_of(spark)
         if context is None:  # a session elsewhere, which cannot be asked
             work()
@@ -157,7 +157,7 @@ class Running:
             yield
         finally:
             for name, query in queries.items():
-                with contextlib.suppress(Exception):  # what was told last is for the report alone
+                with contextlib.suppress(Exception):  # the last progress is for the report alone
                     self._take(name, query)
                 if query.isActive:
                     logger.info("stopping the query of sink %s", name)
@@ -209,8 +209,8 @@ class Running:
         return not active
 
     def _take(self, name: str, query: StreamingQuery) -> None:
-        for told in query.recentProgress:
-            self._sinks[name].take(msgspec.json.decode(told.json))
+        for reported in query.recentProgress:
+            self._sinks[name].take(msgspec.json.decode(reported.json))
 
     def _tell(self) -> None:
         if self.on_progress is not None:

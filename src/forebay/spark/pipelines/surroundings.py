@@ -106,7 +106,7 @@ def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> dict[str
     for name in pipeline.spark:
         if not name.startswith("spark."):
             flaws.add(name.place, f"{name} is not a setting of Spark: they begin with `spark.`")
-    flaws.settle()
+    flaws.raise_if_any()
     return found
 
 

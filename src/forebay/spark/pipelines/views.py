@@ -1,4 +1,4 @@
-"""The views of a pipeline in a Spark session, analysed before anything runs: what is wrong is told with its line."""
+"""The views of a pipeline in a Spark session, analysed before anything runs: errors are raised with their line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.spark.location import Location
 from forebay.spark.pipelines.decoding import decoded, encoded_avro
 from forebay.spark.pipelines.document import Word, flawed, hint
-from forebay.spark.pipelines.failures import told_at
+from forebay.spark.pipelines.failures import errors_at
 from forebay.spark.pipelines.model import (
     FileFormat,
     FileSource,
@@ -64,7 +64,7 @@ def _set_up(session: SparkSession, settings: Mapping[Word, Word]) -> None:
     _fit_shuffles(session)
     for name, value in settings.items():
         if session.conf.isModifiable(str(name)):
-            with told_at(name, str(name)):
+            with errors_at(name, str(name)):
                 session.conf.set(str(name), str(value))
 
 
@@ -82,7 +82,7 @@ def build(spark: SparkSession, pipeline: Pipeline, place: Mapping[str, str]) -> 
         views[source.name.lower()] = _source(spark, pipeline, source, place)
         views[source.name.lower()].createOrReplaceTempView(str(source.name))
     for step in pipeline.steps:
-        with told_at(step.sql, f"step {step.name}"):
+        with errors_at(step.sql, f"step {step.name}"):
             frame = spark.sql(str(step.sql))
             _ = frame.schema  # where analysis is lazy, it happens now
             frame.createOrReplaceTempView(str(step.name))
@@ -95,7 +95,7 @@ def build(spark: SparkSession, pipeline: Pipeline, place: Mapping[str, str]) -> 
 
 
 def _source(spark: SparkSession, pipeline: Pipeline, source: Source, place: Mapping[str, str]) -> DataFrame:
-    with told_at(source.name, f"source {source.name}"):
+    with errors_at(source.name, f"source {source.name}"):
         if isinstance(source, FileSource):
             return _files(spark, pipeline, source, place)
         reader = spark.readStream if pipeline.mode is Mode.STREAMING else spark.read
@@ -126,7 +126,7 @@ def _sink(frame: DataFrame, sink: Sink) -> DataFrame:
     columns = {"value": _value(frame, sink)}
     for name, word in sink.expressions.items():
         columns[name] = _expression(frame, word, name, sink)
-    with told_at(sink.name, f"sink {sink.name}"):
+    with errors_at(sink.name, f"sink {sink.name}"):
         rows = frame.select(*(column.alias(name) for name, column in columns.items()))
     return encoded_avro(rows, sink.schema) if sink.schema is not None else rows
 
@@ -155,7 +155,7 @@ def _expression(frame: DataFrame, word: Word, name: str, sink: TopicSink) -> Col
     from pyspark.sql import functions as f
     from pyspark.sql.types import BinaryType, MapType
 
-    with told_at(word, f"{name} of sink {sink.name}"):
+    with errors_at(word, f"{name} of sink {sink.name}"):
         column: Column = f.expr(str(word))
         kind: Any = frame.select(column).schema.fields[0].dataType
         if name in ("key", "value") and not isinstance(kind, BinaryType):
@@ -174,7 +174,7 @@ def _expression(frame: DataFrame, word: Word, name: str, sink: TopicSink) -> Col
 
 
 def _check_streaming(spark: SparkSession, outlet: Outlet) -> None:
-    """What cannot run as a stream is told before the first query starts, where this Spark can be asked."""
+    """What cannot run as a stream is refused before the first query starts, where this Spark can be asked."""
     if context_of(spark) is None:
         _check_remote(outlet.sink)
     jvm = getattr(spark, "_jvm", None)
@@ -185,14 +185,14 @@ def _check_streaming(spark: SparkSession, outlet: Outlet) -> None:
     output = outlet.sink.output if isinstance(outlet.sink, TopicSink) else Output.APPEND
     mode = modes.Append() if output is Output.APPEND else modes.Update()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    with told_at(outlet.sink.view, f"sink {outlet.sink.name}"):
+    with errors_at(outlet.sink.view, f"sink {outlet.sink.name}"):
         checker.checkForStreaming(frame.queryExecution().analyzed(), mode)
 
 
 def _check_remote(sink: Sink) -> None:
     """Refuse a sink whose batches this process would write: a Spark Connect server calls no function of its client.
 
-    Such a function would run in a process of the server, which does not tell it the id of its query: without the id
+    Such a function would run in a process of the server, which does not give it the id of its query: without the id
     the sink cannot know a batch that it has written before.
     """
     if isinstance(sink, TopicSink):

@@ -24,9 +24,9 @@ def tasks_of(tracker: StatusTracker | Any, group: str) -> Tasks:
     for job in tracker.getJobIdsForGroup(group):
         found = tracker.getJobInfo(job)
         for stage in found.stageIds if found is not None else ():
-            told = tracker.getStageInfo(stage)
-            if told is not None:
-                done, total = done + told.numCompletedTasks, total + told.numTasks
+            stage_info = tracker.getStageInfo(stage)
+            if stage_info is not None:
+                done, total = done + stage_info.numCompletedTasks, total + stage_info.numTasks
     return Tasks(done, total)
 
 

@@ -2,7 +2,7 @@
 
     {"version": 1, "topics": {"shop/orders": {"id": "<topic id>", "partitions": {"0": {"offset": 23, "epoch": 4}}}}}
 
-An offset means something only within one life of a topic, so the topic id stands beside it; the epoch tells an
+An offset means something only within one life of a topic, so the topic id stands beside it; the epoch shows an
 older copy of a directory from the one that was read. Spark compares offsets as text: equal ones are written
 alike. Knows neither Spark nor topics.
 """

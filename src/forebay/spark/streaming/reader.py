@@ -53,7 +53,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened().latest(StreamOffsets.parse(start), limited=limited).to_json()
 
     def reportLatestOffset(self) -> Json:  # noqa: N802 - Spark's name
-        """Where the topics end: what the query's progress tells its lag by."""
+        """Where the topics end: by which the query's progress shows its lag."""
         return self._opened().newest().to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name

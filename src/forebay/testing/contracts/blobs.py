@@ -19,7 +19,7 @@ PART = 5 * MIB
 
 
 def pattern(size: int, *, seed: int = 0) -> bytes:
-    """Bytes whose place can be told from them, different for every seed."""
+    """Bytes that show their own place, different for every seed."""
     block = b"".join((number * 2654435761 + seed).to_bytes(8, "little", signed=False) for number in range(1024))
     return (block * (size // len(block) + 1))[:size]
 

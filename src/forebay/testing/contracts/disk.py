@@ -15,7 +15,7 @@ from forebay.disk import Disk, make_directories, replace_file, write_all
 
 
 class ContractDisk(Disk, Protocol):
-    """A `Disk` that can be told to give its descriptors back."""
+    """A `Disk` that gives its descriptors back on demand."""
 
     def release_idle(self) -> None: ...
 
@@ -309,7 +309,7 @@ class DiskContract:
 
         assert disk.lock(f"{root}/lock") is not None
 
-    def test_the_time_of_the_last_change_is_told_and_stays_with_the_file(self, disk: ContractDisk, root: str) -> None:
+    def test_the_time_of_the_last_change_is_known_and_stays_with_the_file(self, disk: ContractDisk, root: str) -> None:
         disk.create(f"{root}/a").write_at(b"abc", 0)
 
         changed = disk.modified_ms(f"{root}/a")
@@ -319,7 +319,7 @@ class DiskContract:
         with pytest.raises(FileNotFoundError):
             disk.modified_ms(f"{root}/a")
 
-    def test_free_bytes_and_identity_are_told(self, disk: ContractDisk, root: str) -> None:
+    def test_free_bytes_and_identity_are_known(self, disk: ContractDisk, root: str) -> None:
         assert disk.free_bytes(root) > 0
         assert disk.identity(root) == disk.identity(root) != ""
         with pytest.raises(FileNotFoundError):

@@ -432,7 +432,7 @@ class EngineContract:
         self._append_in_threads(engine, [home.ref(0), home.ref(1)])
 
     def _append_in_threads(self, engine: NamedEngine, refs: Sequence[ShardRef]) -> None:
-        told: list[list[tuple[int, int, bytes]]] = [[] for _ in range(THREADS)]
+        answered: list[list[tuple[int, int, bytes]]] = [[] for _ in range(THREADS)]
 
         def append(number: int) -> None:
             partition = number % len(refs)
@@ -442,12 +442,12 @@ class EngineContract:
                     offsets = [engine.write(refs[partition], NewRecord(value, 1))]
                 else:
                     offsets = engine.batch_write(refs[partition], [NewRecord(value, 1)] * 3)
-                told[number] += [(partition, offset, value) for offset in offsets]
+                answered[number] += [(partition, offset, value) for offset in offsets]
 
         in_threads(THREADS, append)
 
         for partition, ref in enumerate(refs):
             found = [(partition, record.offset, record.value) for record in records_of(engine, ref)]
-            assert found == sorted(entry for entries in told for entry in entries if entry[0] == partition)
+            assert found == sorted(entry for entries in answered for entry in entries if entry[0] == partition)
             assert [offset for _, offset, _ in found] == list(range(len(found)))
-        assert all([offset for _, offset, _ in entries] == sorted(o for _, o, _ in entries) for entries in told)
+        assert all([offset for _, offset, _ in entries] == sorted(o for _, o, _ in entries) for entries in answered)

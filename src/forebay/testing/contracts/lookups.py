@@ -42,7 +42,7 @@ class LookupHome(Protocol):
 
 
 def paged(look_up: Callable[[int], Page], start: int = 0) -> tuple[list[Record], list[Gap]]:
-    """All that a look-up gives, page by page, and the gaps it told of; fails if a page does not lead on."""
+    """All that a look-up gives, page by page, and the gaps it reported; fails if a page does not lead on."""
     records: list[Record] = []
     gaps: list[Gap] = []
     at = start

@@ -259,15 +259,15 @@ class RemovalContract:
         engine.delete_by_offset(ref, 10, 20)
         far = home.clock.now_ms() + 10**12
 
-        told = [shard.evict(far)._replace(bytes=0) for _ in range(9)]
+        ended = [shard.evict(far)._replace(bytes=0) for _ in range(9)]
 
         floors = [55, 77, 88, 94, 97, 98, 99, 100, 100]
-        assert [evicted.floor for evicted in told] == floors
-        assert [evicted.records for evicted in told] == [45, 22, 11, 6, 3, 1, 1, 1, 0]
-        assert [evicted.held_back for evicted in told] == [True] * 7 + [False] * 2
+        assert [evicted.floor for evicted in ended] == floors
+        assert [evicted.records for evicted in ended] == [45, 22, 11, 6, 3, 1, 1, 1, 0]
+        assert [evicted.held_back for evicted in ended] == [True] * 7 + [False] * 2
         assert shard.offsets().next == 100
 
-    def test_a_tombstone_is_told_once_whatever_lay_below_it(self, engine: NamedEngine, home: LookupHome) -> None:
+    def test_a_tombstone_is_reported_once_whatever_lay_below_it(self, engine: NamedEngine, home: LookupHome) -> None:
         ref = home.ref(cap_records=100)
         numbered(engine, ref)
         engine.delete_before(ref, 30)

@@ -72,7 +72,7 @@ def resume(
     """The shard's log, ready. Writes nothing where nothing needs repair.
 
     `reserve` makes a reservation durable outside, of which `reserved_end` is the present one; else the log does.
-    `window` tells of producers where no local log does. `still_owner` is asked before each acknowledgement. `on_dirty`
+    `window` has the producers if no local log has. `still_owner` is asked before each acknowledgement. `on_dirty`
     is called when there may be work for `Upkeep`; the default is for a log that is looked after by hand. `bounds` are
     those of the process, if the log is not alone.
     """
@@ -119,7 +119,7 @@ def set_aside(disk: Disk, directory: str) -> list[str]:
     """Move the log in this directory, which no process has open, to its `aside/`; where its files are then.
 
     May be repeated after a crash in the middle. The newest segment goes after all others, so that until it is
-    gone a survey tells whose log it was.
+    gone a survey shows whose log it was.
     """
     names = disk.list_directory(directory) if disk.exists(directory) else []
     segments = sorted(name for name in names if parse_segment_name(name) is not None)
@@ -173,7 +173,7 @@ def _take_up(writer: Writer, files: FileList, facts: Survey, start: Start) -> No
     if last is None:
         writer.resume_at(start.history_end, start.gap)
         return
-    _settle(writer.disk, last, doubtful=facts.doubtful)
+    _make_durable(writer.disk, last, doubtful=facts.doubtful)
     _resume(writer, files, last, start, writer.clock)
     if facts.is_short and writer.active is None:
         # Now, and not with the first append: nothing else says what is missing once `live` is written again.
@@ -207,7 +207,7 @@ def _drop_leftovers(disk: Disk, facts: Survey) -> None:
             disk.unlink(f"{facts.directory}/{name}")
 
 
-def _settle(disk: Disk, last: LogScan, *, doubtful: bool) -> None:
+def _make_durable(disk: Disk, last: LogScan, *, doubtful: bool) -> None:
     """Set the torn tail aside, cut it, and make what stays durable before anyone reads it."""
     if last.torn_bytes and not last.ends_damaged:
         directory, _, name = last.path.rpartition("/")
@@ -229,7 +229,7 @@ def _settle(disk: Disk, last: LogScan, *, doubtful: bool) -> None:
 def _doubt(disk: Disk, last: LogScan) -> None:
     """A sync of the newest file has failed: the next opening in this life of the machine must copy it.
 
-    The system tells of that once: another sync would succeed and make nothing durable.
+    The system reports that once: another sync would succeed and make nothing durable.
     """
     directory = last.path.rpartition("/")[0]
     shown = Live(last.state_epoch, last.header.epoch, last.start, last.stop, last.durable, last.end, sequence=1)
@@ -242,7 +242,7 @@ def _doubt(disk: Disk, last: LogScan) -> None:
 def _copy(disk: Disk, last: LogScan) -> None:
     """Put a durable copy in the place of a file of which a sync has failed.
 
-    The system tells of that once and takes the pages for clean then: another sync would make nothing durable. They are
+    The system reports that once and takes the pages for clean then: another sync would make nothing durable. They are
     not written again in place, because what is durable of them must not be touched.
     """
     copy = disk.create(last.path + TEMPORARY_SUFFIX)

@@ -54,7 +54,7 @@ class Survey:
     is_short: bool = False
     """The system has dropped what it could not sync: in this life of the machine readers have seen more of it."""
     begins: int = 0
-    """The first offset that the files answer for. What lay before it they cannot tell."""
+    """The first offset that the files answer for. What lay before it they do not show."""
     window: ProducerWindow
 
     @property
@@ -92,7 +92,7 @@ class Survey:
 
     @property
     def undone(self) -> tuple[Blind, ...]:
-        """Damaged places that may have told of deletes, in the newest file: it restates what those before it told."""
+        """Damaged places of the newest file that may have held deletes: it restates those of the files before."""
         return tuple(self.logs[-1].blind) if self.logs else ()
 
     @property
@@ -111,7 +111,7 @@ def survey(
 ) -> Survey:
     """State what is there. `on_bytes` is given the bytes walked; with `writable` the newest file is open for it.
 
-    With `trusting`, a log that was closed in order is not walked: its newest file is as it was told of then. Damage
+    With `trusting`, a log that was closed in order is not walked: its newest file is as its checkpoint says. Damage
     inside it shows when it is read.
     """
     window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
@@ -125,13 +125,13 @@ def survey(
     newest_file = disk.open(f"{directory}/{segments[-1]}", writable=writable)
     checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in names else None
     proof = max(live.durable if live else 0, checkpoint.durable if checkpoint else 0)
-    told = recalled(newest_file, window, checkpoint, live) if trusting else None
-    newest = told or _scan_newest(newest_file, window, proof, on_bytes)
+    known = recalled(newest_file, window, checkpoint, live) if trusting else None
+    newest = known or _scan_newest(newest_file, window, proof, on_bytes)
     if live is not None and live.doubtful and live.file_start == newest.start:
         facts.doubtful, facts.is_short = True, newest.end < live.end
     files: list[SealedFile | LogScan] = [newest]
     indexed = indexed_files(disk, directory, segments[:-1])
-    # From the newest back: each file tells up to where the one before it had been durable.
+    # From the newest back: each file says up to where the one before it had been durable.
     for name in reversed(segments[:-1]):
         found = indexed.get(name) or _scan(disk, f"{directory}/{name}", files[-1].previous_end, on_bytes)
         if found is not None:

@@ -110,7 +110,7 @@ class WatchContract:
             values = [change.entry.value for change in changes if change.key == f"w/{name}" and change.entry]
             assert values == [b"%d" % number for number in range(25)]
 
-    def test_a_watch_that_comes_too_late_is_told_to_list_again(self, store: MetadataStore) -> None:
+    def test_a_watch_that_comes_too_late_has_to_list_again(self, store: MetadataStore) -> None:
         old = put(store, "w/0")
         with store.watch("w/", from_revision=old) as watch, store.watch("w/") as idle:
             self.compact(store)
@@ -125,7 +125,7 @@ class WatchContract:
             assert [change.revision for change in drain(watch, 1)] == [new]
 
     def compact(self, store: MetadataStore) -> None:
-        """Let the store forget its oldest changes; a store that is told to forget overrides this."""
+        """Let the store forget its oldest changes; a store that forgets on demand overrides this."""
         for batch in range(HISTORY_CHANGES_MAX // OPERATIONS_MAX + 1):
             put(store, *(f"churn/{number}" for number in range(OPERATIONS_MAX)), value=b"%d" % batch)
 
