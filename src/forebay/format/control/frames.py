@@ -235,14 +235,19 @@ def decode_state(buffer: Bytes, position: int, head: FrameHead) -> State:
 
 def decode_gap(buffer: Bytes, position: int, head: FrameHead) -> Gap:
     """The gap named by the whole gap frame at `position`."""
-    assert head.kind == Kind.GAP
-    body = _payload(buffer, position, head)
-    if len(body) != _GAP.size:
-        raise Corrupt(f"gap frame at byte {position} has {len(body)} bytes, expected {_GAP.size}")
-    start, stop, reason, _ = _GAP.unpack(body)
+    start, stop, reason, _ = _fields(_GAP, Kind.GAP, buffer, position, head)
     if start > stop:
         raise Corrupt(f"gap frame at byte {position} ends at {stop}, before its start {start}")
     return Gap(start, stop, reason_of(reason))
+
+
+def _fields(layout: struct.Struct, kind: Kind, buffer: Bytes, position: int, head: FrameHead) -> tuple[int, ...]:
+    """The numbers in the whole frame of this kind at `position`, whose body is no more than them."""
+    assert head.kind == kind
+    body = _payload(buffer, position, head)
+    if len(body) != layout.size:
+        raise Corrupt(f"{kind.name.lower()} frame at byte {position} has {len(body)} bytes, expected {layout.size}")
+    return layout.unpack(body)
 
 
 def reason_of(number: int) -> Reason:
@@ -255,11 +260,7 @@ def reason_of(number: int) -> Reason:
 
 def decode_mark(buffer: Bytes, position: int, head: FrameHead) -> bool:
     """Whether the whole mark frame at `position` says that the log was closed there."""
-    assert head.kind == Kind.MARK
-    body = _payload(buffer, position, head)
-    if len(body) != _MARK.size:
-        raise Corrupt(f"mark frame at byte {position} has {len(body)} bytes, expected {_MARK.size}")
-    flags, _ = _MARK.unpack(body)
+    flags, _ = _fields(_MARK, Kind.MARK, buffer, position, head)
     return bool(flags & _CLEAN)
 
 
@@ -282,11 +283,7 @@ def decode_delete(buffer: Bytes, position: int, head: FrameHead) -> OffsetSet:
 
 def decode_floor(buffer: Bytes, position: int, head: FrameHead) -> Floor:
     """The watermarks set by the whole floor frame at `position`."""
-    assert head.kind == Kind.FLOOR
-    body = _payload(buffer, position, head)
-    if len(body) != _FLOOR.size:
-        raise Corrupt(f"floor frame at byte {position} has {len(body)} bytes, expected {_FLOOR.size}")
-    earliest, evict_floor, reason, _ = _FLOOR.unpack(body)
+    earliest, evict_floor, reason, _ = _fields(_FLOOR, Kind.FLOOR, buffer, position, head)
     if evict_floor > earliest:
         raise Corrupt(f"floor frame at byte {position}: {evict_floor} was evicted, but {earliest} is the first record")
     return Floor(earliest, evict_floor, reason_of(reason) if reason else None)
