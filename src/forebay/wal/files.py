@@ -27,7 +27,7 @@ from forebay.format.index.sections import SectionKind
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page, Span
 from forebay.records import Gap, Reason
-from forebay.sealed import UNREADABLE, Gathered, SealedSegment, first_at_time
+from forebay.sealed import UNREADABLE, ByteSource, Gathered, SealedSegment, first_at_time
 from forebay.wal.scan import LogScan, is_bare
 from forebay.wal.sparse import SparseIndex
 from forebay.wal.walk import CHUNK_BYTES, ControlFrame, DataFrames, Step, Unreadable, walk
@@ -200,13 +200,22 @@ class LogFile:
         return any(gap.reason is Reason.DAMAGED and gap.start <= offset for gap in self.read(offset, 1).events)
 
     def walk(
-        self, start: int = HEADER_BYTES, limit: int | None = None, chunk_bytes: int = CHUNK_BYTES
+        self,
+        start: int = HEADER_BYTES,
+        limit: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        *,
+        source: ByteSource | None = None,
     ) -> Iterator[Step]:
-        """The file from byte `start` on, up to `limit`: unless given, up to what readers see."""
+        """The file from byte `start` on, up to `limit`: unless given, up to what readers see.
+
+        `source` gives the bytes of the file, if not the file itself.
+        """
         # In this order: a file that grows meanwhile has moved its limit before its end.
         end = self.end
         stop = self.limit if limit is None else limit
-        return walk(self.file, self.salt_crc, start, stop, expected=self.start, end=end, chunk_bytes=chunk_bytes)
+        content = self.file if source is None else source
+        return walk(content, self.salt_crc, start, stop, expected=self.start, end=end, chunk_bytes=chunk_bytes)
 
     def _batches(self, position: int, limit: int) -> Iterator[tuple[Batch, int]]:
         """The records of `[position, limit)` with the place of each frame."""

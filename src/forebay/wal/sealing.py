@@ -22,7 +22,7 @@ from forebay.format.frame.head import Kind, Verdict, read_frame
 from forebay.format.frame.scan import FrameTable
 from forebay.format.index import sections as index_format
 from forebay.format.index.lookups import LookupSections
-from forebay.records import Gap, Reason, Run
+from forebay.records import Bytes, Gap, Reason, Run
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.settings import WalSettings
 from forebay.wal.files import LogFile, SealedFile, walked
@@ -31,6 +31,7 @@ from forebay.wal.tail import CachedFrame
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable
 
 TEMPORARY = ".reframing.tmp"
+SUM_BYTES = 1024 * 1024
 PLACES_MAX = 8
 """So many damaged places of one file are named."""
 
@@ -257,6 +258,7 @@ class _Walk:
         """Places with records that are not whole."""
         self.opening = Opening()
         self.lookups = LookupSections(log.start)
+        self.summed = _Summed(log.file)
         self.path = log.path
         self.end = log.start
         self.epoch_max = 0
@@ -331,7 +333,7 @@ class _Walk:
 
 def _walk(log: LogFile) -> _Walk:
     walk = _Walk(log)
-    for step in log.walk():
+    for step in log.walk(source=walk.summed):
         match step:
             case DataFrames():
                 walk.take_data(step)
@@ -343,12 +345,60 @@ def _walk(log: LogFile) -> _Walk:
     return walk
 
 
+class _Summed:
+    """The bytes of a file for a walk over its frames, summed as they are read: no byte is read for the sums alone.
+
+    The sums are of the very bytes that the walk checked. For one thread.
+    """
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._crc = 0
+        self._digest = ContentHash()
+        self._taken = 0
+        """All bytes below were read and are in the sums."""
+
+    def read_at(self, length: int, position: int) -> bytes:
+        """See `ByteSource`. A walk reads some bytes twice, where a read ends inside a frame: they count once."""
+        data = self._file.read_at(length, position)
+        self._take(position)
+        if self._taken >= position:
+            self._add(memoryview(data)[self._taken - position :])
+        return data
+
+    def sums(self, size: int) -> tuple[int, bytes]:
+        """Checksum and content hash of the first `size` bytes, behind which no byte was read.
+
+        Raises `Corrupt` if the file is shorter.
+        """
+        self._take(size)
+        if self._taken < size:
+            raise Corrupt(f"{self._file.path} has {self._taken} bytes and should have {size}: it is not sealed")
+        return self._crc, self._digest.digest()
+
+    def close(self) -> None:
+        """Leave the file open: its owner closes it."""
+
+    def _take(self, stop: int) -> None:
+        """Take in what stands below `stop` and was not read yet, as far as the file goes."""
+        while self._taken < stop:
+            data = self._file.read_at(min(SUM_BYTES, stop - self._taken), self._taken)
+            if not data:
+                return
+            self._add(data)
+
+    def _add(self, data: Bytes) -> None:
+        self._crc = crc32(data, self._crc)
+        self._digest.update(data)
+        self._taken += len(data)
+
+
 def _is_as_sealed(sealed: SealedFile, file: File) -> bool:
     """Whether the index is whole, and the bytes are those that it was made of."""
     sealed.close()
     try:
         footer = sealed.index().footer
-        return _sums(file, footer.segment_bytes) == (footer.segment_crc, footer.content_hash)
+        return _Summed(file).sums(footer.segment_bytes) == (footer.segment_crc, footer.content_hash)
     except Corrupt:
         return False
 
@@ -373,7 +423,7 @@ def index_of(log: LogFile) -> tuple[bytes, index_format.Footer]:
 
 
 def _indexed(log: LogFile, walk: _Walk) -> tuple[bytes, index_format.Footer]:
-    crc, digest = _sums(log.file, log.limit)
+    crc, digest = walk.summed.sums(log.limit)
     entries = index_format.frame_entries(walk.rows)
     footer = index_format.Footer(
         epoch=log.header.epoch,
@@ -390,15 +440,3 @@ def _indexed(log: LogFile, walk: _Walk) -> tuple[bytes, index_format.Footer]:
         content_hash=digest,
     )
     return index_format.encode_index(footer, entries, walk.gaps, walk.lookups.sections()), footer
-
-
-def _sums(file: File, size: int) -> tuple[int, bytes]:
-    crc, digest, position = 0, ContentHash(), 0
-    while position < size:
-        data = file.read_at(min(1024 * 1024, size - position), position)
-        if not data:
-            raise Corrupt(f"{file.path} has {position} bytes and should have {size}: it is not sealed")
-        crc = crc32(data, crc)
-        digest.update(data)
-        position += len(data)
-    return crc, digest.digest()
