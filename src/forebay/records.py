@@ -21,6 +21,9 @@ HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[tuple[str, bytes 
 """Headers as a caller may give them."""
 
 OFFSET_MAX = 2**63 - 1
+TAG_BYTES_MAX = 1024
+HEADERS_MAX = 1000
+TIMESTAMP_MAX = 2**62
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

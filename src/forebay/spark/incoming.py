@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from forebay.errors import Invalid
 from forebay.format.frame.batch import key_strip
 from forebay.partitioning import Partitions, partitions_of_keys
-from forebay.storage.arguments import HEADERS_MAX, TAG_BYTES_MAX
+from forebay.records import HEADERS_MAX, TAG_BYTES_MAX
 
 TYPES: Final = {
     "value": ("binary", "string"),

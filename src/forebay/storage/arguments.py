@@ -15,7 +15,16 @@ from forebay.appends.producer_window import NONE_BEFORE
 from forebay.appends.queue import Producing
 from forebay.errors import Invalid
 from forebay.format.columns.rows import ROWS_SMALL, Timestamps
-from forebay.records import OFFSET_MAX, Headers, HeadersLike, Position, check_offset
+from forebay.records import (
+    HEADERS_MAX,
+    OFFSET_MAX,
+    TAG_BYTES_MAX,
+    TIMESTAMP_MAX,
+    Headers,
+    HeadersLike,
+    Position,
+    check_offset,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,9 +32,6 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 
 
-TAG_BYTES_MAX = 1024
-HEADERS_MAX = 1000
-TIMESTAMP_MAX = 2**62
 PRODUCER_MAX = 2**64 - 1
 POSITIONS = frozenset({"earliest", "latest", "offset", "time"})
 
