@@ -106,7 +106,7 @@ def test_a_class_without_a_row_goes_by_its_nearest_base() -> None:
     assert row_of(type("Later", (UnknownTopic,), {})).code == "unknown_topic"
 
 
-def test_of_an_unexpected_failure_nothing_is_told() -> None:
+def test_an_unexpected_failure_is_sent_without_its_message() -> None:
     sent = encode_error(ValueError("secret /srv/forebay/data/token"))
 
     assert sent.status == 500

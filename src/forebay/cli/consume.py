@@ -191,9 +191,9 @@ class Printer:
         elif self._output is OutputFormat.RAW:
             write(record.value or b"")
         elif self._output is OutputFormat.JSON:
-            from forebay.inspection.dump import record_item
+            from forebay.wire.items import plain_item
 
-            say(as_json({"topic": self._topic.name, **record_item(record)}))
+            say(as_json({"topic": self._topic.name, **plain_item(record)}))
         else:
             time = readable_time(record.timestamp)
             columns = f"{record.partition:>9}  {record.offset:>10}  {time:24}"

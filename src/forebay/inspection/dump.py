@@ -6,7 +6,6 @@ under a name that ends in `_b64`.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -40,6 +39,7 @@ from forebay.storage.directory import MARKER
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.tail import LIVE_NAME
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
+from forebay.wire.items import RecordItem, plain_item, written
 
 Item: TypeAlias = dict[str, Any]
 
@@ -82,7 +82,8 @@ def dump_metadata(entries: list[Entry]) -> Iterator[Item]:
         try:
             item["value"] = msgspec.json.decode(entry.value)
         except msgspec.MsgspecError:
-            item |= bytes_field("value", entry.value)
+            text, coded = written(entry.value)
+            item |= msgspec.to_builtins(RecordItem(value=text, value_b64=coded))
         yield item
 
 
@@ -103,36 +104,6 @@ def dump_catalog(shard: str, entries: list[Entry]) -> Iterator[Item]:
             item["kind"] = fields.pop("kind")
             fields |= {"reason": reason_of(fields["reason"]).name.lower()} if fields.get("reason") else {}
         yield item | fields
-
-
-def bytes_field(name: str, value: bytes | None) -> Item:
-    """One entry for bytes: as text where they are, else in base64."""
-    if value is None:
-        return {name: None}
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_b64": base64.b64encode(value).decode()}
-
-
-def record_item(record: Record) -> Item:
-    """One record as plain values."""
-    item: Item = {"partition": record.partition, "offset": record.offset, "timestamp": record.timestamp}
-    if record.key is not None:
-        item |= bytes_field("key", record.key)
-    item |= bytes_field("value", record.value)
-    if record.tag is not None:
-        item["tag"] = record.tag
-    if record.headers:
-        pairs = [(name, _header_value(value)) for name, value in record.headers]
-        names = {name for name, _ in pairs}
-        item["headers"] = dict(pairs) if len(names) == len(pairs) else [list(pair) for pair in pairs]
-    return item
-
-
-def _header_value(value: bytes | None) -> Any:
-    shown = bytes_field("b64", value)
-    return shown["b64"] if "b64" in shown else {"b64": shown["b64_b64"]}
 
 
 def _content(disk: Disk, path: str, bytes_max: int | None) -> bytes:
@@ -217,7 +188,7 @@ def _frame(
         item["error"] = str(error)
     yield item
     for record in batch.records(header.partition) if batch is not None else ():
-        yield {"kind": "record", **record_item(record)}
+        yield {"kind": "record", **plain_item(record)}
 
 
 def _gap(gap: Gap) -> Item:
@@ -230,7 +201,7 @@ def _columns(disk: Disk, path: str, *, records: bool) -> Iterator[Item]:
     with contextlib.closing(disk.open(path)) as file:
         try:
             for item in dump_columns(file.read_at, file.size(), path, records=records):
-                yield {"kind": "record", **record_item(item)} if isinstance(item, Record) else item
+                yield {"kind": "record", **plain_item(item)} if isinstance(item, Record) else item
         except Corrupt as error:
             yield {"kind": "not whole", "error": str(error)}
 
