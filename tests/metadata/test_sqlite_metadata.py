@@ -272,3 +272,35 @@ def test_a_file_that_goes_away_is_not_begun_anew(path: str, tmp_path: Path) -> N
             store.transaction([], [Put("a", b"")])
 
         assert not (tmp_path / "metadata.sqlite").exists()
+
+
+def test_a_look_for_dead_sessions_takes_no_write_turn_while_all_live(path: str) -> None:
+    """Every process that watched took one each half second, and each made the others wait."""
+    clock = ManualClock()
+    with closing(SqliteMetadata(path, disk=SystemDisk(), clock=clock)) as one, closing(open_store(path)) as two:
+        session = two.session(10.0)
+        two.transaction([], [Put("leased", b"", session=session.id)])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other, one.watch("leased") as watch:
+            other.execute("BEGIN IMMEDIATE")
+            clock.advance(1.0)
+
+            assert watch.poll(0) == []
+            assert one.session_alive(session.id)
+            assert [entry.key for entry in one.range("")] == ["leased"]
+            assert one.get("leased") is not None
+            other.execute("ROLLBACK")
+
+
+def test_a_session_that_dies_is_found_by_the_next_look(path: str) -> None:
+    clock, disk = ManualClock(), SystemDisk()
+    with closing(SqliteMetadata(path, disk=SystemDisk(), clock=clock)) as one:
+        two = SqliteMetadata(path, disk=disk, clock=SystemClock())
+        session = two.session(10.0)
+        two.transaction([], [Put("leased", b"", session=session.id)])
+        with one.watch("leased") as watch:
+            two.abandon()
+            disk.abandon()
+            clock.advance(1.0)
+
+            assert [(change.key, change.entry) for change in watch.poll(0)] == [("leased", None)]
+            assert not one.session_alive(session.id)

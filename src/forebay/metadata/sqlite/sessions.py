@@ -2,9 +2,9 @@
 
 A session is a locked file `sessions/<id>.lock` beside the database, and a row in it. The lock is taken
 before the row is written, so a row whose lock is free belongs to the dead. Good for one machine only.
-To ask whether a lock is free is to take it for a moment; askers therefore take turns by asking within a
-write transaction. A read-only process cannot, and may make a dead session look alive to others for that
-moment, which refuses and never permits.
+A look whether a lock is free shares it for an instant, in which the lock of a dead session may seem taken to
+a process that is about to end that session: that refuses and never permits, and the next attempt finds it free.
+A session is ended by a process that holds its lock, within a write transaction.
 """
 
 from __future__ import annotations
@@ -48,14 +48,11 @@ class SessionLocks:
             lock.release()
 
     def is_free(self, session: str) -> bool:
-        """Whether no process holds the session's lock; changes nothing that lasts."""
-        if not self._exists(session):
-            return True
-        lock = self.hold(session)
-        if lock is None:
-            return False
-        lock.release()
-        return True
+        """Whether no process holds the session's lock; changes nothing."""
+        try:
+            return not self._disk.is_locked(self._path(session))
+        except OSError as error:
+            raise Unavailable(f"cannot look at {self._path(session)}: {error.strerror or error}; try again") from error
 
     def files(self) -> list[str]:
         """The sessions that have a lock file, whether alive, dead or forgotten."""
@@ -71,12 +68,6 @@ class SessionLocks:
             lock = None if is_known(session) else self.hold(session)
             if lock is not None:
                 self.remove(session, lock)
-
-    def _exists(self, session: str) -> bool:
-        try:
-            return self._disk.exists(self._path(session))
-        except OSError as error:
-            raise Unavailable(f"cannot look for {self._path(session)}: {error.strerror or error}") from error
 
     def _path(self, session: str) -> str:
         return posixpath.join(self._directory, f"{session}{_SUFFIX}")

@@ -188,14 +188,15 @@ class SqliteMetadata:
             raise Unavailable(f"cannot open {path}: {error.strerror or error}") from error
 
     def _ended_among(self, sessions: set[str]) -> set[str]:
-        """Which of these sessions have ended. Where this store may write, their keys are gone on return."""
-        foreign = sessions - self._own.keys()
-        if not foreign:
-            return set()
-        if self._database.read_only:
-            return {session for session in foreign if self._locks.is_free(session)}
+        """Which of these sessions have ended. Where this store may write, their keys are gone on return.
+
+        A look at the locks comes first: while every process lives, no write transaction keeps another waiting.
+        """
+        free = {session for session in sessions - self._own.keys() if self._locks.is_free(session)}
+        if not free or self._database.read_only:
+            return free
         with self._turn() as turn:
-            return {session for session in sorted(foreign) if turn.ended(session)}
+            return {session for session in sorted(free) if turn.ended(session)}
 
     def _reap_sometimes(self) -> None:
         """End the sessions whose processes have died, unless that was done a moment ago."""
