@@ -1,17 +1,19 @@
 """A metadata store in memory: the model of the others, and the store of logs that are never written.
 
 All of it is one immutable `MemoryState`, replaced as a whole: a snapshot costs nothing and a test can
-pair the state of any moment with any state of a disk. Knows no files and no time.
+pair the state of any moment with any state of a disk. A change copies the few entries beside those that
+it changes, however many there are. Knows no files and no time.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType, TracebackType
-from typing import Self
+from itertools import islice
+from types import TracebackType
+from typing import Final, NamedTuple, Self
 
 from forebay.errors import Closed
 from forebay.locks import Rank, RankedCondition
@@ -23,6 +25,7 @@ from forebay.metadata.seam import (
     Compacted,
     Compare,
     Delete,
+    DeleteRange,
     Entry,
     Exists,
     Operation,
@@ -35,10 +38,87 @@ from forebay.metadata.seam import (
     check_prefix,
     check_transaction,
     check_ttl,
-    prefix_end,
 )
 
 _session_numbers = itertools.count(1)
+
+RUN_ENTRIES_MAX: Final = 256
+"""So many entries at most are copied to change one of them."""
+
+
+class _Run(NamedTuple):
+    """Entries whose keys follow each other, with the keys beside them to search in."""
+
+    keys: tuple[str, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    def changed(self, key: str, entry: Entry | None) -> _Run:
+        """With this entry at its key, or without any."""
+        at = bisect_left(self.keys, key)
+        behind = at + (self.keys[at : at + 1] == (key,))
+        new = () if entry is None else (entry,)
+        return _Run(
+            (*self.keys[:at], *(one.key for one in new), *self.keys[behind:]),
+            (*self.entries[:at], *new, *self.entries[behind:]),
+        )
+
+    def joined(self, other: _Run) -> _Run:
+        """This one and the next."""
+        return _Run(self.keys + other.keys, self.entries + other.entries)
+
+    def split(self) -> list[_Run]:
+        """None if it is empty, two halves if it is too long, else itself."""
+        if len(self.keys) <= RUN_ENTRIES_MAX:
+            return [self] if self.keys else []
+        half = len(self.keys) // 2
+        return [_Run(self.keys[:half], self.entries[:half]), _Run(self.keys[half:], self.entries[half:])]
+
+
+class SortedEntries:
+    """Entries by their keys, in order; never changed. One that follows another shares all runs that are the same."""
+
+    __slots__ = ("_firsts", "runs")
+
+    def __init__(self, runs: Sequence[_Run] = (), firsts: Sequence[str] = ()) -> None:
+        """`firsts` is the first key of each run."""
+        self.runs = tuple(runs)
+        self._firsts = tuple(firsts)
+
+    def get(self, key: str) -> Entry | None:
+        """The entry of this key."""
+        if not self.runs:
+            return None
+        run = self.runs[max(0, bisect_right(self._firsts, key) - 1)]
+        at = bisect_left(run.keys, key)
+        return run.entries[at] if run.keys[at : at + 1] == (key,) else None
+
+    def under(self, prefix: str, start_after: str | None = None) -> Iterator[Entry]:
+        """The entries whose keys start with `prefix` and lie behind `start_after`, in order."""
+        for number in range(max(0, bisect_right(self._firsts, max(prefix, start_after or "")) - 1), len(self.runs)):
+            run = self.runs[number]
+            start = bisect_left(run.keys, prefix)
+            if start_after is not None:
+                start = max(start, bisect_right(run.keys, start_after))
+            for entry in run.entries[start:]:
+                if not entry.key.startswith(prefix):
+                    return
+                yield entry
+
+    def after(self, changes: Iterable[Change]) -> SortedEntries:
+        """These entries once the changes are made."""
+        runs, firsts = list(self.runs), list(self._firsts)
+        for change in changes:
+            first = max(0, bisect_right(firsts, change.key) - 1)
+            run = (runs[first] if runs else _Run()).changed(change.key, change.entry)
+            behind = first + 1
+            if len(run.keys) < RUN_ENTRIES_MAX // 8 and behind < len(runs):
+                # Else many deletions would leave many short runs.
+                run = run.joined(runs[behind])
+                behind += 1
+            pieces = run.split()
+            runs[first:behind] = pieces
+            firsts[first:behind] = [piece.keys[0] for piece in pieces]
+        return SortedEntries(runs, firsts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +128,15 @@ class MemoryState:
     revision: int = 0
     compacted: int = 0
     """Changes of this revision and of those before are no longer kept."""
-    keys: tuple[str, ...] = ()
-    """The keys of `entries`, sorted."""
-    entries: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
+    entries: SortedEntries = field(default_factory=SortedEntries)
     sessions: frozenset[str] = frozenset()
     history: tuple[Change, ...] = ()
     history_bytes: int = 0
 
-    def keys_under(self, prefix: str, start_after: str | None = None) -> tuple[str, ...]:
-        start = bisect_left(self.keys, prefix)
-        end = prefix_end(prefix)
-        stop = len(self.keys) if end is None else bisect_left(self.keys, end)
-        if start_after is not None:
-            start = max(start, bisect_right(self.keys, start_after))
-        return self.keys[start:stop]
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys, sorted."""
+        return tuple(entry.key for entry in self.entries.under(""))
 
     def holds(self, compare: Compare) -> bool:
         if isinstance(compare, SessionEnded):
@@ -82,15 +157,20 @@ class MemoryState:
             if isinstance(operation, Put):
                 changes[operation.key] = self._put(operation)
             else:
-                gone = (operation.key,) if isinstance(operation, Delete) else self.keys_under(operation.prefix)
-                changes.update((key, self._deletion(key)) for key in gone if key in self.entries)
+                changes.update((entry.key, self._deletion(entry.key)) for entry in self._meant(operation))
         return self._changed(tuple(changes.values()))
 
     def without_session(self, session: str) -> MemoryState:
         """The state after that session has ended: its keys are gone, in one revision."""
-        owned = [key for key in self.keys if self.entries[key].session == session]
-        ended = replace(self, sessions=self.sessions - {session})
-        return ended.after([Delete(key) for key in owned])
+        owned = [Delete(entry.key) for entry in self.entries.under("") if entry.session == session]
+        return replace(self, sessions=self.sessions - {session}).after(owned)
+
+    def _meant(self, operation: Delete | DeleteRange) -> Iterable[Entry]:
+        """What a deletion removes."""
+        if isinstance(operation, DeleteRange):
+            return self.entries.under(operation.prefix)
+        entry = self.entries.get(operation.key)
+        return () if entry is None else (entry,)
 
     def _put(self, put: Put) -> Change:
         if put.session is not None and put.session not in self.sessions:
@@ -112,21 +192,10 @@ class MemoryState:
     def _changed(self, changes: tuple[Change, ...]) -> MemoryState:
         if not changes:
             return self
-        entries = dict(self.entries)
-        keys = list(self.keys)
-        for change in changes:
-            if change.entry is None:
-                del entries[change.key]
-                del keys[bisect_left(keys, change.key)]
-            else:
-                if change.key not in entries:
-                    insort(keys, change.key)
-                entries[change.key] = change.entry
         return replace(
             self,
             revision=self.revision + 1,
-            keys=tuple(keys),
-            entries=MappingProxyType(entries),
+            entries=self.entries.after(changes),
             history=self.history + changes,
             history_bytes=self.history_bytes + sum(map(_change_bytes, changes)),
         )._compacted()
@@ -165,8 +234,7 @@ class MemoryMetadata:
     def range(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> list[Entry]:
         check_prefix(prefix)
         check_limit(limit)
-        state = self.snapshot()
-        return [state.entries[key] for key in state.keys_under(prefix, start_after)[:limit]]
+        return list(islice(self.snapshot().entries.under(prefix, start_after), limit))
 
     def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
         check_transaction(compares, operations)
