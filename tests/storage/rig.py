@@ -6,7 +6,10 @@ import errno
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import RLock
+from typing import TypeVar
 
 from forebay.disk import File, Lock, SystemDisk
 from forebay.records import Bytes, Record
@@ -14,7 +17,9 @@ from forebay.settings import Settings
 from forebay.storage import Topic
 from forebay.testing.inside import inside
 from forebay.wal.log import Wal
+from tests.support.waiting import PATIENCE
 
+T = TypeVar("T")
 QUICK: dict[str, dict[str, object]] = {
     "wal": {"sync_interval_ms": 20, "mark_interval_ms": 20, "flush_interval_ms": 5, "free_bytes_min": 0},
     "runtime": {"maintenance_interval_ms": 5},
@@ -29,6 +34,20 @@ def quick(**wal: object) -> Settings:
 def values(records: Iterable[Record]) -> list[bytes | None]:
     """The values alone."""
     return [record.value for record in records]
+
+
+def in_thread(work: Callable[[], T]) -> T:
+    """What `work` returns in another thread."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result(PATIENCE)
+
+
+def is_free(lock: RLock) -> bool:
+    """Whether no other thread holds the lock."""
+    is_taken = lock.acquire(blocking=False)
+    if is_taken:
+        lock.release()
+    return is_taken
 
 
 def wal_of(topic: Topic, partition: int = 0) -> Wal:

@@ -34,13 +34,13 @@ from forebay import (
 )
 from forebay.aio import AsyncLog, AsyncStream, AsyncTopic
 from forebay.catalog import StoredState
-from forebay.engines import ReadShard, unowned
+from forebay.engines import OwnedShard, ReadShard, UnownedShards, readonly, unowned
 from forebay.engines.segment import SegmentEngine
 from forebay.shard import ShardRef
 from forebay.storage.streams import Stream
 from forebay.testing.inside import inside
 from tests.looking import EXPORTED, GROUP, TOPIC, UNUSED, VALUES, begin_owner, end_owner, recorded, settings_of
-from tests.storage.rig import values
+from tests.storage.rig import in_thread, is_free, values
 from tests.support.waiting import until
 
 
@@ -301,14 +301,14 @@ def test_looking_at_an_unused_topic_leaves_it_to_the_first_that_appends(tmp_path
 
 
 class Struck:
-    """Raises `KeyboardInterrupt` at the n-th line of the module of unowned shards; `with` enters and leaves at once."""
+    """Raises `KeyboardInterrupt` at the n-th line of unowned shards; `with` enters and leaves at once."""
 
     def __init__(self, line: int) -> None:
         self.is_over = False
         self._left = line
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename != unowned.__file__:
+        if frame.f_code.co_filename not in (unowned.__file__, readonly.__file__):
             return None
         if event == "line" and not self.is_over:
             source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
@@ -365,6 +365,62 @@ def test_a_follower_of_an_unused_topic_is_woken_by_the_appends_that_follow(tmp_p
         leave()
         topic.append(b"2", partition=0)
         assert not rung.is_set()
+
+
+def test_a_waker_that_is_added_while_the_shard_changes_hands_is_called(tmp_path: Path) -> None:
+    """The thread that added it had asked for the wakers before, and put it among those that nothing called any more."""
+    with opened(tmp_path, "a") as log:
+        topic = log.create_topic(TOPIC)
+        wakers = inside(topic).read_shard().wakers
+        topic.append(b"0")
+        rung = threading.Event()
+
+        wakers.add(rung.set)
+        topic.append(b"1")
+        assert rung.is_set()
+        rung.clear()
+        wakers.discard(rung.set)
+        topic.append(b"2")
+        assert not rung.is_set()
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_wakers_that_change_while_they_move_are_as_they_were_left(is_added: bool) -> None:  # noqa: FBT001
+    rung = threading.Event()
+    moving = unowned.MovingWakers()
+
+    class Target(set[Callable[[], None]]):
+        def update(self, *others: Any) -> None:
+            # What another thread does between the two steps of the one that moves them.
+            (moving.add if is_added else moving.discard)(rung.set)
+            super().update(*others)
+
+    target = Target()
+    if not is_added:
+        moving.add(rung.set)
+    moving.move(target)
+    assert (rung.set in target) == is_added
+
+
+def test_a_record_that_is_published_before_the_wakers_moved_wakes_their_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread finds the shard that another one has just opened, and appends before readers were moved there."""
+    with opened(tmp_path, "a") as log:
+        topic = log.create_topic(TOPIC)
+        rung, leave = threading.Event(), UnownedShards.leave
+        lock = inside(log).engine.registry.lock(topic.spec.topic_id, 0)
+        topic.on_published(lambda: rung.set() if in_thread(partial(is_free, lock)) else None)
+
+        def late(shards: UnownedShards, ref: ShardRef, owned: OwnedShard | None) -> None:
+            if owned is not None:
+                in_thread(partial(topic.append, b"0"))
+                assert not rung.is_set()
+            leave(shards, ref, owned)
+
+        monkeypatch.setattr(UnownedShards, "leave", late)
+        inside(topic).shard()
+        assert rung.is_set()
 
 
 def test_readers_in_other_threads_go_on_while_the_topic_is_taken_over(killed: Path) -> None:

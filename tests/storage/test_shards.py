@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 import forebay
 from forebay import Settings, Storage, UnknownTopic
 from forebay.engines import SegmentEngine
+from forebay.engines.registry import ShardedEngine
 from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.inside import inside
-from tests.storage.rig import QUICK, WatchedDisk, quick, values
+from tests.storage.rig import QUICK, WatchedDisk, in_thread, is_free, quick, values
 from tests.storage.test_workers import Gate
 from tests.support.waiting import PATIENCE
 
@@ -210,3 +212,22 @@ def test_readers_of_what_is_recorded_go_on_in_the_shard_that_is_opened_at_that_m
             stream = following.result(PATIENCE)
             appended.result(PATIENCE)
         assert values(list(stream.next_page() or ())) == [b"v"]
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb", "memory"])
+@pytest.mark.parametrize("ending", ["delete", "close"])
+def test_wakers_of_a_shard_that_ends_are_called_when_its_lock_is_free(tmp_path: Path, engine: str, ending: str) -> None:
+    """A waker is a function of the user's: one that takes long would hold up every thread that asks for the shard."""
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = log.create_topic("t", engine=engine, durability="ephemeral" if engine == "memory" else "disk")
+        topic.append(b"v")
+        own, seen = inside(log), list[bool]()
+        engines: dict[str, ShardedEngine[Any]] = {"segment": own.engine, "rocksdb": own.rocksdb, "memory": own.memory}
+        lock = engines[engine].registry.lock(topic.spec.topic_id, 0)
+        topic.on_published(lambda: seen.append(in_thread(partial(is_free, lock))))
+
+        if ending == "delete":
+            log.delete_topic("t")
+        else:
+            log.close()
+        assert seen and all(seen)

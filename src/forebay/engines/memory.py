@@ -7,10 +7,11 @@ after a restart none is ever given out twice. What does not fit into `memory.byt
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from forebay.appends.callbacks import wake_all
+from forebay.appends.callbacks import Waking, call_back, wake_all
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
@@ -389,12 +390,15 @@ class MemoryShard:
         self._check_open()
 
     def end(self, reason: str) -> None:
-        """Refuse everything from now on, drop the records and wake every reader that waits."""
+        """Refuse everything from now on, drop the records and wake every reader that waits.
+
+        Wakers run when the caller is out of `deferred`, so after the lock of the shard is free.
+        """
         with self._published:
             self._closed = reason
             self._held = HeldRecords(self._held.next)
             self._published.notify_all()
-        wake_all(self.wakers, self.ref)
+        call_back(deque([Waking(self.wakers, self.ref)]))
 
     def _check_open(self) -> None:
         if self._closed is not None:

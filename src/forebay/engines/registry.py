@@ -129,13 +129,16 @@ class Registry(Generic[S]):
                 lock.release()
 
     def close(self, closing: Callable[[S], None]) -> None:
-        """Open no more shards, and close every open one by `closing`; may be repeated. Waits for each shard's lock."""
+        """Open no more shards, and close every open one by `closing`; may be repeated. Waits for each shard's lock.
+
+        Append callbacks and wakers run after the lock of their shard is free.
+        """
         self._ended = "is closed"
         with self._noting:
             # Shards that are being opened come last: a thread that has their lock found the registry open.
             keys = dict.fromkeys([*self._shards.copy(), *self._locks])
         for key in keys:
-            with self.lock(*key), self._work_on(key):
+            with deferred(), self.lock(*key), self._work_on(key):
                 shard = self._shards.get(key)
                 if shard is not None:
                     closing(shard)

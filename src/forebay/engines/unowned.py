@@ -7,9 +7,11 @@ exported lies on the holder's disk alone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
+from forebay.appends.callbacks import Waking, call_back
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.readonly import FollowedShard
@@ -25,6 +27,35 @@ from forebay.wal.readonly import FollowedLog
 IsKnown: TypeAlias = Callable[[ShardRef], bool]
 NO_HOLDER = ""
 """The id of no directory: for a reader of history alone every holder is another one."""
+
+
+class MovingWakers(set[Callable[[], None]]):
+    """The wakers of a shard that this process may come to own. Any thread adds and discards, without a lock.
+
+    A thread that adds one while the wakers move finds it called by the owned shard as well: it puts it in here first
+    and then looks where they move, and the thread that moves them says where and then copies.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved_to: set[Callable[[], None]] | None = None
+
+    def add(self, waker: Callable[[], None]) -> None:
+        """See `set`."""
+        super().add(waker)
+        if self._moved_to is not None:
+            self._moved_to.add(waker)
+
+    def discard(self, waker: object) -> None:
+        """See `set`."""
+        super().discard(waker)
+        if self._moved_to is not None:
+            self._moved_to.discard(waker)
+
+    def move(self, wakers: set[Callable[[], None]]) -> None:
+        """From now on each waker is among these, and so is each that is added later."""
+        self._moved_to = wakers
+        wakers.update(self)
 
 
 class _NoLog(FollowedLog):
@@ -52,6 +83,8 @@ class UnownedShard(FollowedShard):
     ) -> None:
         log = _NoLog(disk, clock, "", around.settings.wal, lambda: True)
         super().__init__(ref, log, past, clock=clock, is_known=is_known)
+        self._moving = MovingWakers()
+        self.wakers = self._moving
         self._around = around
         self._is_lost = is_lost
 
@@ -82,10 +115,13 @@ class UnownedShard(FollowedShard):
             )
 
     def wake_from(self, owned: OwnedShard) -> None:
-        """Those who wait for records of this shard are woken by `owned` from now on, and need not poll."""
-        owned.wakers.update(self.wakers)
-        self.wakers = owned.wakers
+        """Readers that wait for records of this shard are woken by `owned` from now on, and need not poll.
+
+        They are woken now as well, when no lock is held: a record that was published before this call woke none.
+        """
+        self._moving.move(owned.wakers)
         self.poll_seconds = owned.poll_seconds
+        call_back(deque([Waking(self.wakers, self.ref)]))
 
     def _check_known(self) -> None:
         super()._check_known()
@@ -155,9 +191,10 @@ class UnownedShards:
         shard = self._shards.pop(ref.id, None)
         if shard is None:
             return
+        # Before any reader is woken: it finds that it has to ask again.
+        shard.refuse("has changed hands: ask for it again")
         if owned is not None:
             shard.wake_from(owned)
-        shard.refuse("has changed hands: ask for it again")
         with self._left_lock:
             self._left = [left for left in (*self._left, shard) if not left.end_if_idle()]
 

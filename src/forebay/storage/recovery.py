@@ -14,6 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol, TypeAlias
 
+from forebay.appends.callbacks import deferred
 from forebay.engines import OwnedShard
 from forebay.engines.directory import Engines
 from forebay.engines.segment import Acquisition
@@ -118,7 +119,7 @@ class Recovery:
         ref, opening = found.ref, found.opening
         assert opening is not None, "only these are ready"
         try:
-            with self._engines.of(ref.spec).registry.lock(ref.spec.topic_id, ref.partition):
+            with deferred(), self._engines.of(ref.spec).registry.lock(ref.spec.topic_id, ref.partition):
                 self._opens(lambda _: opening(on_bytes), ref)
             self._opened.append(ref)
         except UnknownTopic:

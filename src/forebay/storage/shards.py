@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from forebay.appends.callbacks import deferred
 from forebay.catalog import state_entries
 from forebay.disk.forks import FORKS, ForkGuard
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, UnownedShards
@@ -192,7 +193,7 @@ class OwnerShards:
         if found is not None:
             return found
         engine = self._engines.of(ref.spec)
-        with engine.registry.lock(ref.spec.topic_id, ref.partition):
+        with deferred(), engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._opened(engine.open_shard, self._current(ref))
 
     def ours(self, ref: ShardRef) -> OwnedShard:
@@ -201,7 +202,7 @@ class OwnerShards:
         if found is not None:
             return found
         engine = self._engines.of(ref.spec)
-        with engine.registry.lock(ref.spec.topic_id, ref.partition):
+        with deferred(), engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._opened(engine.open_here, self._current(ref))
 
     def read(self, ref: ShardRef) -> ReadShard:
@@ -215,7 +216,7 @@ class OwnerShards:
         if found is not None:
             return found
         engine, may_own = self._engines.of(ref.spec), self._may_own(ref)
-        with engine.registry.lock(ref.spec.topic_id, ref.partition):
+        with deferred(), engine.registry.lock(ref.spec.topic_id, ref.partition):
             owned = engine.find(ref)
             if owned is not None:
                 return owned

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from forebay.appends.budget import QueueBudget
-from forebay.appends.callbacks import Waking, deferred, wake_all
+from forebay.appends.callbacks import Waking, deferred
 from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.producer_window import ProducerWindow
@@ -421,7 +421,10 @@ class RocksShard:
         self._check_open()
 
     def end(self, reason: str, *, clean: bool) -> None:
-        """Write what waits, say that it ended in order if asked, and refuse everything from now on."""
+        """Write what waits, say that it ended in order if asked, and refuse everything from now on.
+
+        Wakers run when the caller is out of `deferred`, so after the lock of the shard is free.
+        """
         if self._closed is not None:
             return
         self._group.refuse_inside()
@@ -438,7 +441,7 @@ class RocksShard:
                 self._database.write(batch, sync=True)
         with self._published:
             self._published.notify_all()
-        wake_all(self.wakers, self.ref)
+        self._queue.due.append(Waking(self.wakers, self.ref))
         self._group.call_back()
 
     def _check_open(self) -> None:
