@@ -6,17 +6,19 @@ import gc
 import types
 import weakref
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import forebay
-from forebay import Storage
+from forebay import Settings, Storage
 from forebay.clock import SystemClock
 from forebay.format.columns.rows import encode_rows
 from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.storage.rig import QUICK
+from tests.storage.rig import QUICK, in_thread
 from tests.support.waiting import until
 
 TOPICS = 12
@@ -164,3 +166,93 @@ def test_a_topic_of_the_same_name_has_its_own_entries_when_the_first_is_deleted(
         assert log.group("g").fetch("t") == 1
         entries = inside(log).entries()
         assert entries["newest definitions"] == entries["handles"] == 1
+
+
+def churn_elsewhere(owner: Storage, here: Storage, first: int, count: int) -> list[forebay.Topic]:
+    """Topics that one process creates and deletes, each read by another one in between; the handles of that one."""
+    handles = []
+    for number in range(first, first + count):
+        topic = owner.create_topic(f"t{number}", partitions=2)
+        topic.append(b"v", partition=0)
+        handles.append(here.topic(f"t{number}"))
+        list(handles[-1].read())
+        assert handles[-1].offsets(1).earliest == 0
+        here.group("g").commit(f"t{number}", 0, ack="cached")
+        here.group("g").offsets()
+        owner.delete_topic(f"t{number}")
+        inside(here).follow_changes()
+    return handles
+
+
+@pytest.mark.parametrize("count", [TOPICS, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["beside", "elsewhere"])
+def test_topics_that_another_process_creates_and_deletes_leave_nothing_here(
+    tmp_path: Path, place: str, count: int
+) -> None:
+    """What a reader had opened of them stayed open, and its descriptors with it, until the log was closed."""
+    settings = Settings.load(
+        overrides={
+            **QUICK,
+            "metadata": {"path": str(tmp_path / "shared.sqlite")},
+            "storage": {"mode": "shared_fs"},
+            "store": {"root": str(tmp_path / "store")},
+        }
+    )
+    is_beside = place == "beside"
+    with (
+        Storage.open(tmp_path / "owner", settings) as owner,
+        Storage.open(
+            tmp_path / ("owner" if is_beside else "here"), settings, read_only=is_beside, clock=ManualClock()
+        ) as here,
+    ):
+        churn_elsewhere(owner, here, 0, 3)
+        gc.collect()
+        before = containers(here)
+        handles = churn_elsewhere(owner, here, 3, count)
+        for handle in handles:
+            with pytest.raises(forebay.UnknownTopic):
+                list(handle.read())
+        gc.collect()
+        after = containers(here)
+
+    grown = {name: after[name] for name in after if after[name] >= before.get(name, 0) + count}
+    assert grown == {}
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_topic_that_is_deleted_while_no_watch_is_open_leaves_nothing(tmp_path: Path, *, is_made_again: bool) -> None:
+    settings = Settings.load(overrides={**QUICK, "metadata": {"path": str(tmp_path / "shared.sqlite")}})
+    with (
+        Storage.open(tmp_path / "owner", settings) as owner,
+        Storage.open(tmp_path / "owner", settings, read_only=True, clock=ManualClock()) as here,
+    ):
+        owner.create_topic("t").append(b"v")
+        inside(here).follow_changes()
+        assert len(list(here.topic("t").read())) == 1
+        assert inside(here).entries()["handles"] == inside(here).followed() == 1
+        inside(here).lose_changes()
+
+        owner.delete_topic("t")
+        if is_made_again:
+            owner.create_topic("t")
+        inside(here).follow_changes()
+
+        assert inside(here).entries()["handles"] == inside(here).followed() == 0
+
+
+def test_a_shard_that_a_thread_is_opening_is_left_with_the_next_step(tmp_path: Path) -> None:
+    """The thread had found the topic before, and would leave a shard that nothing closes before the log."""
+    with (
+        Storage.open(tmp_path / "owner", Settings.load(overrides=QUICK)) as owner,
+        Storage.open(tmp_path / "owner", Settings.load(overrides=QUICK), read_only=True, clock=ManualClock()) as here,
+    ):
+        owner.create_topic("t").append(b"v")
+        inside(here).follow_changes()
+        topic = here.topic("t")
+        with inside(here).shard_lock(topic):
+            inside(topic).read_shard()
+            in_thread(partial(owner.delete_topic, "t"))
+            in_thread(inside(here).follow_changes)
+            assert inside(here).followed() == 1
+        inside(here).follow_changes()
+        assert inside(here).followed() == inside(here).entries()["handles"] == 0

@@ -100,7 +100,8 @@ def test_a_topic_that_another_process_has_deleted_is_unknown_and_its_successor_i
     here.definitions.find(ORDERS)
 
     there.definitions.begin_deletion(ORDERS)
-    assert here.definitions.follow(here.watch).deleted == {ORDERS: first}
+    assert here.definitions.follow(here.watch).deleted == {ORDERS}
+    assert here.definitions.gone([first]) == [first]
     with pytest.raises(UnknownTopic):
         here.definitions.find(ORDERS)
 
@@ -108,6 +109,7 @@ def test_a_topic_that_another_process_has_deleted_is_unknown_and_its_successor_i
     here.follow()
     assert here.definitions.find(ORDERS).spec == second
     assert second.topic_id != first.topic_id
+    assert here.definitions.gone([first, second]) == [first]
 
 
 def test_changes_that_arrive_late_do_not_undo_what_was_read_since(here: Follower, there: Follower) -> None:

@@ -185,6 +185,19 @@ class FollowedShard:
             self.log.close()
             self._past.close()
 
+    def refuse(self, reason: str) -> None:
+        """Refuse every later call. Waits for no reader: where one is inside, its present page is the last."""
+        self._closed = reason
+
+    def end_if_idle(self) -> bool:
+        """Give descriptors back, unless a reader is inside; whether that is done. Called after `refuse`."""
+        # Not by taking the lock: an exception (Ctrl-C) before it is given back would leave it taken for ever.
+        if self._lock.locked():
+            return False
+        # A reader that comes now is refused at once.
+        self.end(self._closed or "is closed")
+        return True
+
     def _page(self, look: Callable[[], Page]) -> Page:
         """A page, by what the owner has published and ended of late."""
         with self._lock:
@@ -242,6 +255,25 @@ class FollowedShard:
             raise UnknownTopic(f"{self.ref}: the topic was deleted by another process", shard=self.ref)
 
 
+class LeftShards:
+    """Shards that no reader finds any more. Each gives its descriptors back once no reader is inside."""
+
+    def __init__(self) -> None:
+        self._lock = RankedLock(Rank.SHARD, "engines.left")
+        self._left: list[FollowedShard] = []
+        """Those that a reader was inside when they were looked at last."""
+
+    def add(self, shard: FollowedShard) -> None:
+        """This shard refuses every call since now. Waits for no reader."""
+        with self._lock:
+            self._left = [left for left in (*self._left, shard) if not left.end_if_idle()]
+
+    def close(self) -> None:
+        """Give every descriptor back. Waits for readers that are inside."""
+        for shard in self._left:
+            shard.end("is closed")
+
+
 class FollowingEngine(ShardedEngine[FollowedShard]):
     """Shards below `<root>/shards`, for a process that does not own them."""
 
@@ -264,6 +296,23 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
         self._clock = clock
         self._is_owned = is_owned
         self._is_known = is_known
+        self._left = LeftShards()
+
+    def leave(self, ref: ShardRef) -> bool:
+        """Drop a shard whose topic was deleted, for a background worker that waits for nothing; whether that is done.
+
+        Not done while another thread opens the shard. A reader that is inside gets its present page.
+        """
+        return self.registry.take_out(ref, self._leave)
+
+    def close(self) -> None:
+        """See `StorageEngine`."""
+        super().close()
+        self._left.close()
+
+    def _leave(self, shard: FollowedShard) -> None:
+        shard.refuse("was deleted by another process")
+        self._left.add(shard)
 
     def _close(self, shard: FollowedShard) -> None:
         shard.end("is closed")

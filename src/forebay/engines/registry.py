@@ -106,6 +106,23 @@ class Registry(Generic[S]):
             finally:
                 lock.release()
 
+    def take_out(self, ref: ShardRef, taken: Callable[[S], None]) -> bool:
+        """Take the shard out, if it is open, for a background worker that waits for nothing; whether that is done.
+
+        Not done while another thread is at the shard. `taken` gets the shard, without a lock.
+        """
+        key = (ref.spec.topic_id, ref.partition)
+        lock = self.lock(*key)
+        if not lock.acquire(blocking=False):
+            return False
+        try:
+            shard = self._shards.pop(key, None)
+        finally:
+            lock.release()
+        if shard is not None:
+            taken(shard)
+        return True
+
     def drop(self, shard: S) -> None:
         """Take out this very shard, which has ended by itself; one that was opened since stays. Waits for no shard."""
         key = (shard.ref.spec.topic_id, shard.ref.partition)
@@ -119,14 +136,16 @@ class Registry(Generic[S]):
             if self.find(ref.spec.topic_id, ref.partition) is None:
                 work()
 
-    def if_idle(self, ref: ShardRef, work: Callable[[], None]) -> None:
-        """As `if_closed`, for background workers: nothing happens while another thread is at the shard."""
+    def if_idle(self, ref: ShardRef, work: Callable[[], None]) -> bool:
+        """As `if_closed`, for background workers: false if another thread is at the shard, and nothing is done."""
         lock = self.lock(ref.spec.topic_id, ref.partition)
-        if lock.acquire(blocking=False):
-            try:
-                self.if_closed(ref, work)
-            finally:
-                lock.release()
+        if not lock.acquire(blocking=False):
+            return False
+        try:
+            self.if_closed(ref, work)
+            return True
+        finally:
+            lock.release()
 
     def close(self, closing: Callable[[S], None]) -> None:
         """Open no more shards, and close every open one by `closing`; may be repeated. Waits for each shard's lock.

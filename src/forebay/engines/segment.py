@@ -255,11 +255,6 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             self.retire(ref)
         return state
 
-    def delete_shard(self, ref: ShardRef) -> None:
-        """See `StorageEngine`."""
-        super().delete_shard(ref)
-        self._given_up.pop(ref.id, None)
-
     def accept_unknown_producers(self, shard: SegmentShard) -> None:
         """From now on producers that are not known count as new ones, though damage may have taken their appends."""
         ref = shard.ref
@@ -271,7 +266,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             )
 
     def take_back(self, ref: ShardRef) -> None:
-        """A shard that was sealed here may be opened here again."""
+        """A shard that was sealed here may be opened here again, or its topic was deleted."""
         self._given_up.pop(ref.id, None)
 
     def retire(self, ref: ShardRef) -> None:

@@ -14,10 +14,9 @@ from typing import TypeAlias
 from forebay.appends.callbacks import Waking, call_back
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines.readonly import FollowedShard
+from forebay.engines.readonly import FollowedShard, LeftShards
 from forebay.engines.seam import OwnedShard
 from forebay.errors import Moved
-from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardContext, ShardRef
 from forebay.shard.recovery import known_in_history
 from forebay.shard.tiers import RecordedHistory
@@ -130,19 +129,6 @@ class UnownedShard(FollowedShard):
             self._closed = "is used by another directory now: ask for it again"
             self._check_open()
 
-    def refuse(self, reason: str) -> None:
-        """Refuse every later call. Waits for no reader: where one is inside, its present page is the last."""
-        self._closed = reason
-
-    def end_if_idle(self) -> bool:
-        """Give descriptors back, unless a reader is inside; whether that is done. Called after `refuse`."""
-        # Not by taking the lock: an exception (Ctrl-C) before it is given back would leave it taken for ever.
-        if self._lock.locked():
-            return False
-        # A reader that comes now is refused at once.
-        self.end(self._closed or "is closed")
-        return True
-
 
 class UnownedShards:
     """The shards that are looked at, each opened once."""
@@ -153,9 +139,7 @@ class UnownedShards:
         self._around = around
         self._is_known = is_known
         self._shards: dict[str, UnownedShard] = {}
-        self._left_lock = RankedLock(Rank.SHARD, "engines.left")
-        self._left: list[UnownedShard] = []
-        """Shards that are read elsewhere by now, and that a reader was inside when they were left."""
+        self._left = LeftShards()
         self._lost: set[str] = set()
         """Shards that another owner has taken from this process, until this process owns them again."""
 
@@ -195,18 +179,19 @@ class UnownedShards:
         shard.refuse("has changed hands: ask for it again")
         if owned is not None:
             shard.wake_from(owned)
-        with self._left_lock:
-            self._left = [left for left in (*self._left, shard) if not left.end_if_idle()]
+        self._left.add(shard)
 
     def lose(self, ref: ShardRef) -> None:
         """Another owner has taken this shard. Called before the shard is given up here."""
         self._lost.add(ref.id)
 
     def forget(self, ref: ShardRef) -> None:
-        """The topic of this shard was deleted."""
+        """The topic of this shard was deleted. Waits for no reader."""
+        self.leave(ref, None)
         self._lost.discard(ref.id)
 
     def close(self) -> None:
         """Give every descriptor back. Waits for readers that are inside; the engines are closed by then."""
-        for shard in (*self._shards.values(), *self._left):
+        for shard in self._shards.values():
             shard.end("is closed")
+        self._left.close()

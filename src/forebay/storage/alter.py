@@ -18,8 +18,24 @@ from forebay.storage.topic import Topic
 from forebay.topics import Cleanup, OnFull, TopicChanges, TopicName, TopicSpec
 
 
+class _UsedTopic:
+    """What goes by the definition of one topic in this process. Protected by the lock of `Alterations`."""
+
+    __slots__ = ("handles", "newest", "spec", "turns")
+
+    def __init__(self, spec: TopicSpec) -> None:
+        self.spec = spec
+        """As it was defined when it was first used here, or the newest definition."""
+        self.newest: Defined | None = None
+        self.handles: weakref.WeakSet[Topic] = weakref.WeakSet()
+        self.turns: Iterator[int] = itertools.count()
+
+
 class Alterations:
-    """Changes definitions, and has the handles and shards here go by each change, made here or elsewhere."""
+    """Changes definitions, and has the handles and shards here go by each change, made here or elsewhere.
+
+    Knows the topics that this process uses: those with a handle or an open shard, now or earlier.
+    """
 
     def __init__(
         self,
@@ -34,62 +50,79 @@ class Alterations:
         self._shards = shards
         self._clock = clock
         self._lock = RankedLock(Rank.TOPIC, "storage.handles")
-        self._newest: dict[str, Defined] = {}
-        self._handles: dict[str, weakref.WeakSet[Topic]] = {}
-        self._turns: dict[str, Iterator[int]] = {}
+        self._used: dict[TopicName, dict[str, _UsedTopic]] = {}
+        """By name and id: of a name that was deleted and created again there may be two for a while."""
 
-    def turns(self, topic_id: str) -> Iterator[int]:
+    def turns(self, spec: TopicSpec) -> Iterator[int]:
         """What the handles of a topic count records without a key by, so that they continue one sequence."""
         with self._lock:
-            return self._turns.setdefault(topic_id, itertools.count())
+            return self._of(spec).turns
 
     def note(self, topic: Topic) -> None:
         """Have a handle follow changes from now on; it goes by the newest definition on return."""
         with self._lock:
-            self._handles.setdefault(topic.spec.topic_id, weakref.WeakSet()).add(topic)
-            newest = self._newest.get(topic.spec.topic_id)
-            if newest is not None:
-                topic.adopt(newest.spec)
+            used = self._of(topic.spec)
+            used.handles.add(topic)
+            if used.newest is not None:
+                topic.adopt(used.newest.spec)
         self._on_adopted(topic.spec)
 
     def follow(self, spec: TopicSpec) -> None:
         """Have the shards of a topic follow changes from now on, also while the topic has no handle."""
         with self._lock:
-            self._handles.setdefault(spec.topic_id, weakref.WeakSet())
+            self._of(spec)
         self._on_adopted(spec)
 
     def bring_up_to_date(self, shard: OwnedShard) -> None:
-        """A shard was opened: it goes by the newest definition on return."""
+        """A shard was opened: it goes by the newest definition on return, and follows changes from now on."""
         with self._lock:
-            newest = self._newest.get(shard.ref.spec.topic_id)
+            newest = self._of(shard.ref.spec).newest
             if newest is not None:
                 _tell(shard, newest.spec)
 
     def adopt(self, defined: Defined) -> None:
         """Have the handles and shards of the topic go by this definition, unless they know a newer one."""
-        topic_id = defined.spec.topic_id
         with self._lock:
-            known = self._newest.get(topic_id)
-            if known is not None and known.revision >= defined.revision:
+            used = self._of(defined.spec)
+            if used.newest is not None and used.newest.revision >= defined.revision:
                 return
-            self._newest[topic_id] = defined
-            for topic in self._handles.get(topic_id, ()):
+            used.newest, used.spec = defined, defined.spec
+            for topic in used.handles:
                 topic.adopt(defined.spec)
-            for shard in self._open_shards(topic_id):
-                _tell(shard, defined.spec)
+            for ref in refs_of(defined.spec):
+                shard = self._shards.find(ref)
+                if shard is not None:
+                    _tell(shard, defined.spec)
         self._on_adopted(defined.spec)
 
     def adopt_changed(self, defined: Defined) -> None:
         """Adopt a definition, if anything here goes by it."""
-        if defined.spec.topic_id in self._handles:
+        if defined.spec.topic_id in self._used.get(defined.spec.name, ()):
             self.adopt(defined)
 
-    def forget(self, topic_id: str) -> None:
+    def names(self) -> list[TopicName]:
+        """The names of the topics that are used here."""
+        return list(self._used.copy())
+
+    def used(self, name: TopicName) -> list[TopicSpec]:
+        """The topics of this name that are used here, as last defined."""
+        return [used.spec for used in self._used.get(name, {}).copy().values()]
+
+    def forget(self, spec: TopicSpec) -> None:
         """Drop what is known of a topic that was deleted."""
         with self._lock:
-            self._handles.pop(topic_id, None)
-            self._newest.pop(topic_id, None)
-            self._turns.pop(topic_id, None)
+            used = self._used.get(spec.name, {})
+            used.pop(spec.topic_id, None)
+            if not used:
+                self._used.pop(spec.name, None)
+
+    def _of(self, spec: TopicSpec) -> _UsedTopic:
+        """What goes by the definition of a topic, which is used from now on. The caller holds the lock."""
+        of_name = self._used.setdefault(spec.name, {})
+        used = of_name.get(spec.topic_id)
+        if used is None:
+            used = of_name[spec.topic_id] = _UsedTopic(spec)
+        return used
 
     def alter(
         self,
@@ -112,9 +145,6 @@ class Alterations:
         defined = self._definitions.alter(TopicName.parse(name), altered)
         self.adopt(defined)
         return defined.spec
-
-    def _open_shards(self, topic_id: str) -> list[OwnedShard]:
-        return [shard for shard in self._shards.all() if shard.ref.spec.topic_id == topic_id]
 
     def _check_loss(self, old: TopicSpec, new: TopicSpec) -> None:
         """`Conflict` if a limit that is new would end records at once."""

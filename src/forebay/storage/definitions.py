@@ -7,7 +7,7 @@ reads nothing. What it remembers is at most `STALE_SECONDS` old as far as the me
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Unpack
 
 import msgspec
@@ -65,8 +65,8 @@ class DefinitionChanges(NamedTuple):
 
     defined: dict[TopicName, Defined]
     """Created or altered, and still there."""
-    deleted: dict[TopicName, TopicSpec | None]
-    """Deleted, with the definition if this process remembered it."""
+    deleted: set[TopicName]
+    """Names of which a topic was deleted. There may be another of that name since."""
 
 
 class _Remembered:
@@ -89,17 +89,17 @@ class _Remembered:
                 if len(self._by_name) > REMEMBERED_MAX:
                     del self._by_name[next(iter(self._by_name))]
 
-    def change(self, name: TopicName, revision: int, defined: Defined | None) -> Defined | None:
-        """A definition was changed, or deleted, by this revision; what was remembered if it was deleted by that."""
+    def change(self, name: TopicName, revision: int, defined: Defined | None) -> None:
+        """A definition was changed, or deleted, by this revision."""
         with self._lock:
             self.generation += 1
             known = self._by_name.get(name)
             if known is None or known.revision >= revision:
-                return None
+                return
             if defined is not None:
                 self._by_name[name] = defined
-                return None
-            return self._by_name.pop(name)
+            else:
+                del self._by_name[name]
 
     def forget(self, name: TopicName) -> None:
         """This process has changed it: read it before it is used again."""
@@ -258,19 +258,19 @@ class Definitions:
     def follow(self, watch: Watch) -> DefinitionChanges:
         """Take the changes since the last call into account; what they were. By one thread at a time."""
         began = self._clock.monotonic()
-        changes = DefinitionChanges({}, {})
+        changes = DefinitionChanges({}, set())
         for change in watch.poll(0):
             defined = _readable(change.entry) if change.entry is not None else None
             name = TopicName.parse(change.key.removeprefix(topics_prefix(prefix=self._prefix)))
             if change.entry is not None and defined is None:
                 self._remembered.forget(name)
                 continue
-            gone = self._remembered.change(name, change.revision, defined)
+            self._remembered.change(name, change.revision, defined)
             if defined is not None:
                 changes.defined[name] = defined
             else:
                 changes.defined.pop(name, None)
-                changes.deleted[name] = gone.spec if gone is not None else None
+                changes.deleted.add(name)
         self._followed_at = max(self._followed_at, began)
         return changes
 
@@ -283,7 +283,7 @@ class Definitions:
     def current(self, spec: TopicSpec) -> TopicSpec | None:
         """The definition that this very topic, and not another of its name, has now; `None` if it is gone.
 
-        Reads the store, and remembers what it finds: so a deletion by another process says which topic it was.
+        Reads the store, and remembers what it finds.
         """
         try:
             found = self._read(spec.name).spec
@@ -294,6 +294,17 @@ class Definitions:
     def is_current(self, spec: TopicSpec) -> bool:
         """Whether this very topic, and not another of its name, still exists."""
         return self.current(spec) is not None
+
+    def gone(self, specs: Sequence[TopicSpec]) -> list[TopicSpec]:
+        """Which of these topics, all of one name, are no more: deleted, perhaps with another of their name since.
+
+        Reads the store. While a definition of that name cannot be read, none counts as gone.
+        """
+        entry = self._store.get(topic_key(specs[0].namespace, specs[0].topic, prefix=self._prefix))
+        if entry is None:
+            return list(specs)
+        now = _readable(entry)
+        return [spec for spec in specs if now is not None and spec.topic_id != now.spec.topic_id]
 
     def all_defined(self) -> list[Defined]:
         """Every definition as stored, by name, but for those that cannot be read, which are logged."""

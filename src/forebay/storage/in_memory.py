@@ -104,7 +104,11 @@ class InMemoryBackend:
         self.shards = MemoryShards(engine, self.definitions, lifetime, self._adopt_definition)
         self.alterations = Alterations(self.definitions, self.shards, clock, self._apply_limits)
         self.following = DefinitionsWorker(
-            self.definitions, self.alterations, clock=clock, on_changes=lambda changes: None
+            self.definitions,
+            self.alterations,
+            clock=clock,
+            on_changes=lambda changes: None,
+            on_deleted=lambda spec: True,
         )
         """Never started: no other process can change anything here."""
         evict_s = settings.retention.evict_interval_s
@@ -185,5 +189,5 @@ class InMemoryBackend:
 
     def _forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: nothing that is kept by its id or name stays."""
-        self.alterations.forget(spec.topic_id)
+        self.alterations.forget(spec)
         self.cursors.forget_topic(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 
 from forebay.catalog.metered import MeteredMetadata
@@ -153,7 +154,9 @@ class OwnerBackend:
             on_opened=self._adopt_definition,
         )
         self.alterations = Alterations(definitions, self.shards, clock, self._apply_limits)
-        self.following = DefinitionsWorker(definitions, self.alterations, clock=clock, on_changes=self._keep_limits)
+        self.following = DefinitionsWorker(
+            definitions, self.alterations, clock=clock, on_changes=self._keep_limits, on_deleted=self._leave_deleted
+        )
         evict_s = settings.retention.evict_interval_s
         self.limits = LimitsWorker(self.shards, clock=clock, interval_s=evict_s, follow_changes=self.following.step)
         self.loads = self._loads(context)
@@ -399,13 +402,25 @@ class OwnerBackend:
         for defined in changes.defined.values():
             self.limits.look_after(defined.spec)
 
+    def _leave_deleted(self, spec: TopicSpec) -> bool:
+        """Drop what is kept of a topic that was deleted elsewhere; false while a thread is at one of its shards.
+
+        What is open of it, and its files, the cleanup removes by the notes of the deletion.
+        """
+        registry = self.engines.of(spec).registry
+        if not all(registry.if_idle(ref, partial(self._unowned.forget, ref)) for ref in refs_of(spec)):
+            return False
+        self._forget_topic(spec)
+        return True
+
     def _forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: nothing that is kept by its id or name stays."""
-        self.alterations.forget(spec.topic_id)
+        self.alterations.forget(spec)
         self.cursors.forget_topic(spec)
         self.limits.leave(spec.name, spec.topic_id)
         for ref in refs_of(spec):
             self._unowned.forget(ref)
+            self.engines.segment.take_back(ref)
 
 
 def _open_metadata(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> MetadataStore:

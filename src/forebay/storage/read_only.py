@@ -18,7 +18,7 @@ from forebay.metadata.open_store import open_metadata
 from forebay.meter import LogMeter
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import ShardContext, ShardRef
+from forebay.shard import ShardContext, ShardRef, refs_of
 from forebay.shard.context import Places
 from forebay.storage.alter import Alterations
 from forebay.storage.backend import WritableBackend
@@ -125,7 +125,11 @@ class ReadOnlyBackend:
         self.shards = FollowedShards(self._engine, self.definitions, lifetime)
         self.alterations = Alterations(self.definitions, self.shards, clock, self._follow_changes)
         self.following = DefinitionsWorker(
-            self.definitions, self.alterations, clock=clock, on_changes=lambda changes: None
+            self.definitions,
+            self.alterations,
+            clock=clock,
+            on_changes=lambda changes: None,
+            on_deleted=self._leave_deleted,
         )
         self.background = Background()
         self.background.add(*self.committers.workers, self.following.worker, self.cursors.worker)
@@ -196,6 +200,14 @@ class ReadOnlyBackend:
     def _follow_changes(self, spec: TopicSpec) -> None:
         """A handle goes by this definition now: follow what the owner alters."""
         self.following.worker.start()
+
+    def _leave_deleted(self, spec: TopicSpec) -> bool:
+        """Drop what is kept of a topic that was deleted; false while a thread opens one of its shards."""
+        if not all(self._engine.leave(ref) for ref in refs_of(spec)):
+            return False
+        self.alterations.forget(spec)
+        self.cursors.forget_topic(spec)
+        return True
 
 
 def _consumer_metadata(

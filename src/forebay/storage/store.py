@@ -361,7 +361,7 @@ class Storage:
             shards=backend.shards.of_topic(spec),
             commit_soon=backend.committers.ask,
             cursors=backend.cursors,
-            turns=backend.alterations.turns(spec.topic_id),
+            turns=backend.alterations.turns(spec),
         )
         backend.alterations.note(topic)
         return topic

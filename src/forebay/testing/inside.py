@@ -23,7 +23,7 @@ from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import SystemDisk
-from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
+from forebay.engines import FollowingEngine, MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
 from forebay.engines.memory import MemoryShard
 from forebay.engines.readonly import FollowedShard
 from forebay.engines.rocksdb.database import RocksDatabase
@@ -274,9 +274,7 @@ class InsideLog:
 
     def follow_changes(self) -> None:
         """Go by what other processes have altered, after a thread that does that now."""
-        following = self.log._backend.following
-        with following._following:
-            following.step()
+        self.log._backend.following.step(60)
 
     def is_following_here(self) -> bool:
         """Whether the calling thread keeps others from following changes meanwhile."""
@@ -296,12 +294,31 @@ class InsideLog:
 
     def entries(self) -> dict[str, int]:
         """How many topics or shards each part of the log remembers."""
+        used = [topic for of_name in self.log._backend.alterations._used.values() for topic in of_name.values()]
         return {
             "open shards": len(self.log._backend.shards.all()),
-            "handles": len(self.log._backend.alterations._handles),
-            "newest definitions": len(self.log._backend.alterations._newest),
-            "given up": len(self.engine._given_up),
+            "handles": len(used),
+            "newest definitions": sum(topic.newest is not None for topic in used),
+            "given up": len(self.engine._given_up) if isinstance(self.log._backend, OwnerBackend) else 0,
         }
+
+    def followed(self) -> int:
+        """How many shards a log that is opened read-only has open."""
+        return len(self._following.shards())
+
+    def shard_lock(self, topic: Topic, partition: int = 0) -> threading.RLock:
+        """What a thread holds that opens a shard of a log that is opened read-only."""
+        return self._following.registry.lock(topic.spec.topic_id, partition)
+
+    @property
+    def _following(self) -> FollowingEngine:
+        backend = self.log._backend
+        assert isinstance(backend, ReadOnlyBackend), "only these follow what another process owns"
+        return backend._engine
+
+    def lose_changes(self) -> None:
+        """End the watch on definitions, as a metadata store that went away does."""
+        self.log._backend.following._end_watch()
 
     def clear_moved(self) -> None:
         """Do now what is due now and then for shards that moved, and all else that is due."""

@@ -10,7 +10,8 @@ from forebay.errors import ForebayError
 from forebay.locks import Rank, RankedRLock
 from forebay.metadata import Compacted, Watch
 from forebay.storage.alter import Alterations
-from forebay.storage.definitions import FOLLOW_SECONDS, DefinitionChanges, Definitions
+from forebay.storage.definitions import FOLLOW_SECONDS, Defined, DefinitionChanges, Definitions
+from forebay.topics import TopicName, TopicSpec
 from forebay.workers import STOP_SECONDS, Worker
 
 logger = logging.getLogger(__name__)
@@ -26,11 +27,20 @@ class DefinitionsWorker:
         *,
         clock: Clock,
         on_changes: Callable[[DefinitionChanges], None],
+        on_deleted: Callable[[TopicSpec], bool],
     ) -> None:
-        """`on_changes` is called with every definition that is there at first, and with what changes later."""
+        """`on_changes` is called with every definition that is there at first, and with what changes later.
+
+        `on_deleted` is called without a lock with each topic that was used here and is deleted, by this process or
+        another. It drops what is kept of the topic, and waits for no shard: if it returns false, the next step calls it
+        again.
+        """
         self._definitions = definitions
         self._alterations = alterations
         self._on_changes = on_changes
+        self._on_deleted = on_deleted
+        self._deleted: dict[str, TopicSpec] = {}
+        """By id, topics that are deleted and of which something is kept still."""
         self._following = RankedRLock(Rank.ROUND, "storage.following")
         """Held by the thread that asks for changes to topics; others leave it to that one."""
         self._watch: Watch | None = None
@@ -38,10 +48,26 @@ class DefinitionsWorker:
         """Whether the last look has failed, which was logged."""
         self.worker = Worker("forebay-definitions", self.step, clock=clock, interval_s=FOLLOW_SECONDS)
 
-    def step(self) -> None:
-        """Go by what has changed. Asks the metadata store, in the worker's thread or that of another worker."""
-        if not self._following.acquire(blocking=False):
-            return
+    def step(self, wait_s: float = 0.0) -> None:
+        """Go by what has changed. Asks the metadata store, in the worker's thread or that of another caller.
+
+        A thread that finds another one at it leaves it to that one, after `wait_s`.
+        """
+        # Taken inside: an exception (Ctrl-C) right after that must find the block that gives the lock back.
+        try:
+            if self._following.acquire(timeout=wait_s):
+                self._follow_safely()
+        finally:
+            try:  # noqa: SIM105 - a call before the release could be interrupted
+                self._following.release()
+            except RuntimeError:
+                pass  # another thread has it
+        for spec in list(self._deleted.values()):
+            if self._on_deleted(spec):
+                self._deleted.pop(spec.topic_id, None)
+
+    def _follow_safely(self) -> None:
+        """Go by what has changed. The caller has the lock."""
         try:
             self._follow()
             self._is_away = False
@@ -51,8 +77,6 @@ class DefinitionsWorker:
                 logger.warning("changes to topics are not seen for now, and definitions are read each time: %s", error)
             self._is_away = True
             self.worker.note_failure(error)
-        finally:
-            self._following.release()
 
     def end(self) -> None:
         """Give back what it has of the metadata store, after a thread that asks it for changes now."""
@@ -67,9 +91,10 @@ class DefinitionsWorker:
         if self._watch is None:
             # First the watch, then the look: a change in between is seen twice rather than never.
             self._watch = self._definitions.watch()
-            self._take(
-                DefinitionChanges({defined.spec.name: defined for defined in self._definitions.all_defined()}, {})
-            )
+            found = {defined.spec.name: defined for defined in self._definitions.all_defined()}
+            # What was deleted while no watch was open is missing now, or has another id.
+            suspects = {name for name in self._alterations.names() if not self._is_all_used(name, found.get(name))}
+            self._take(DefinitionChanges(found, suspects))
         try:
             self._take(self._definitions.follow(self._watch))
         except Compacted:
@@ -77,13 +102,19 @@ class DefinitionsWorker:
             self._end_watch()
             self.worker.wake()
 
+    def _is_all_used(self, name: TopicName, defined: Defined | None) -> bool:
+        """Whether this is all of that name that is used here."""
+        return defined is not None and all(s.topic_id == defined.spec.topic_id for s in self._alterations.used(name))
+
     def _take(self, changes: DefinitionChanges) -> None:
         for defined in changes.defined.values():
             self._alterations.adopt_changed(defined)
-        for spec in changes.deleted.values():
-            if spec is not None:
-                self._alterations.forget(spec.topic_id)
         self._on_changes(changes)
+        for name in changes.deleted:
+            used = self._alterations.used(name)
+            if used:
+                # By a look at what is there: this process may have created a topic of that name since.
+                self._deleted.update((spec.topic_id, spec) for spec in self._definitions.gone(used))
 
     def _end_watch(self) -> None:
         self._definitions.unfollow()
