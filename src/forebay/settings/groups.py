@@ -497,6 +497,9 @@ class ServerSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_
     idle_timeout_ms: Annotated[int, within(100, 3_600_000, "How long a connection without a request is kept open.")] = (
         75_000
     )
+    stall_timeout_ms: Annotated[
+        int, within(100, 3_600_000, "How long a client may take nothing of what is sent to it.")
+    ] = 60_000
     stop_timeout_ms: Annotated[
         int, within(0, 3_600_000, "How long a server that stops waits for the calls that are under way.")
     ] = 5_000

@@ -90,17 +90,17 @@ class SentError(NamedTuple):
     body: bytes
 
 
-class _Error(msgspec.Struct):
+class ErrorItem(msgspec.Struct):
     code: str
     message: str
     detail: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class _ErrorBody(msgspec.Struct):
-    error: _Error
+class ErrorBody(msgspec.Struct):
+    error: ErrorItem
 
 
-_DECODER: Final = msgspec.json.Decoder(_ErrorBody)
+_DECODER: Final = msgspec.json.Decoder(ErrorBody)
 
 
 def row_of(kind: type[BaseException]) -> ErrorRow:
@@ -123,13 +123,18 @@ def encode_error(error: BaseException, *, private: Iterable[str] = ()) -> SentEr
     return SentError(row.status, seconds, _body(row, str(_public(str(error), private)), detail))
 
 
+def encode_refusal(code: str, message: str) -> bytes:
+    """The body of an answer that stands for no class of errors: a request that no handler sees."""
+    return msgspec.json.encode(ErrorBody(ErrorItem(code, message)))
+
+
 def decode_error(status: int, body: bytes) -> ForebayError:
     """The error that an answer carries. A body that is not ours, a proxy's say, is judged by the status alone."""
     try:
         found = _DECODER.decode(body).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         shown = body[:200].decode("utf-8", "replace")
-        found = _Error("", f"HTTP status {status}, without an answer of Forebay's own: {shown!r}")
+        found = ErrorItem("", f"HTTP status {status}, without an answer of Forebay's own: {shown!r}")
     row = _BY_CODE.get(found.code) or _row_of_status(status)
     error = row.kind(found.message)
     known = vars(error)
@@ -148,7 +153,7 @@ def _row_of_status(status: int) -> ErrorRow:
 
 def _body(row: ErrorRow, message: str, detail: dict[str, Any]) -> bytes:
     # Names of files may hold bytes that are no text: such a message must not fail to be sent.
-    return msgspec.json.encode(_ErrorBody(_Error(row.code, message.encode("utf-8", "replace").decode(), detail)))
+    return msgspec.json.encode(ErrorBody(ErrorItem(row.code, message.encode("utf-8", "replace").decode(), detail)))
 
 
 def _is_plain(value: object) -> bool:

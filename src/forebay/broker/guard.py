@@ -1,0 +1,264 @@
+"""Keeps hostile and slow clients from using up the server: limits that hold before any handler runs.
+
+The parser below accepts headers and addresses of any size, and waits for ever. So each connection counts what it has
+received of a request's head, and the guard looks at all connections once a second: one that is too slow is closed. The
+answers of the guard have the shape of all other errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from forebay.settings import ServerSettings
+from forebay.wire.errors import encode_refusal
+
+LOOK_SECONDS: Final = 1.0
+"""How often the guard looks for connections that are too slow."""
+ANSWERING: Final = "forebay.answering"
+"""The ASGI extension by which a task that answers a request is cancelled when the client goes."""
+TASKS: Final = "tasks"
+PIPELINE_MAX: Final = 32
+"""Requests that a client may send on one connection before the first is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRefusal:
+    """Why a request is answered before any handler sees it."""
+
+    status: int
+    code: str
+    message: str
+
+
+TOO_MANY: Final = GuardRefusal(
+    503, "too_many_connections", "too many connections are open: close some, or try again later"
+)
+TOO_MANY_HERE: Final = GuardRefusal(
+    429, "too_many_connections", "too many connections from this address: use one for many requests"
+)
+BAD: Final = GuardRefusal(400, "bad_request", "this is not HTTP as RFC 9112 describes it")
+PIPELINED: Final = GuardRefusal(
+    400, "bad_request", f"more than {PIPELINE_MAX} requests sent without waiting for an answer"
+)
+
+
+class _Refused(Exception):
+    """Ends the parsing of what a client has sent."""
+
+
+@dataclass(slots=True)
+class Guard:
+    """What the connections of one server may use, and what they use. For one event loop."""
+
+    settings: ServerSettings
+    refused: Counter[str] = field(default_factory=Counter)
+    """How often, by the code of the refusal."""
+    _connections: dict[GuardedProtocol, None] = field(default_factory=dict)
+    _by_address: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    def enter(self, connection: GuardedProtocol, address: str | None) -> GuardRefusal | None:
+        """Count a new connection; why it has to go, if it has."""
+        self._connections[connection] = None
+        if address is not None:
+            self._by_address[address] += 1
+        if len(self._connections) > self.settings.connections_max:
+            return TOO_MANY
+        if address is not None and self._by_address[address] > self.settings.connections_per_address_max:
+            return TOO_MANY_HERE
+        return None
+
+    def leave(self, connection: GuardedProtocol, address: str | None) -> None:
+        """The connection is over."""
+        self._connections.pop(connection, None)
+        if address is not None:
+            self._by_address[address] -= 1
+            if self._by_address[address] <= 0:
+                del self._by_address[address]
+
+    async def run(self) -> None:
+        """Close connections that are too slow, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.check_pace(asyncio.get_running_loop().time())
+
+    def check_pace(self, now: float) -> None:
+        """Close connections that are too slow by this time of the loop."""
+        for connection in list(self._connections):
+            connection.check_pace(now)
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection of a client. For one event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        guard: Guard,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._guard = guard
+        self._address: str | None = None
+        self._answering: set[asyncio.Task[object]] = set()
+        """The tasks that answer requests of this connection: they enter themselves."""
+        self._is_refused = False
+        self._refusal = BAD
+        self._head_bytes = 0
+        """Of the request whose head is being received."""
+        self._is_head = True
+        self._began: float | None = None
+        """When the request that is being received began; `None` between requests."""
+        self._stalled: float | None = None
+        """Since when the client does not take what is sent."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, unless there are too many."""
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else None
+        self._began = self.loop.time()
+        refusal = self._guard.enter(self, self._address)
+        if refusal is not None:
+            self._refuse(refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection, and end the handlers that answer it."""
+        self._guard.leave(self, self._address)
+        super().connection_lost(exc)
+        for task in list(self._answering):
+            task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, within the limits."""
+        self._unset_keepalive_if_required()
+        if self._is_refused:
+            return
+        if self._began is None and self._is_head:
+            self._began = self.loop.time()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Not offered: the request was parsed, and is answered as any other.
+            return
+        except httptools.HttpParserError:
+            self._refuse(self._refusal)
+            return
+        if self._is_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._guard.settings.header_bytes_max:
+                self._refuse(self._head_refusal())
+
+    def on_message_begin(self) -> None:
+        """See the parser."""
+        if len(self.pipeline) >= PIPELINE_MAX:
+            self._stop(PIPELINED)
+        self._is_head = True
+        self._head_bytes = 0
+        if self._began is None:
+            self._began = self.loop.time()
+        super().on_message_begin()
+        self.scope["extensions"] = {ANSWERING: {TASKS: self._answering}}
+
+    def on_url(self, url: bytes) -> None:
+        """See the parser."""
+        super().on_url(url)
+        limit = self._guard.settings.url_bytes_max
+        if len(self.url) > limit:
+            message = f"the address has more than {limit} bytes (server.url_bytes_max)"
+            self._stop(GuardRefusal(414, "url_too_long", message))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See the parser."""
+        self._head_bytes += len(name) + len(value)
+        settings = self._guard.settings
+        if self._head_bytes > settings.header_bytes_max or len(self.headers) >= settings.headers_max:
+            self._stop(self._head_refusal())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """See the parser."""
+        self._is_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """See the parser."""
+        self._began = None
+        self._is_head = True
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """The client does not take what is sent, for now."""
+        self._stalled = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client takes what is sent again."""
+        self._stalled = None
+        super().resume_writing()
+
+    def check_pace(self, now: float) -> None:
+        """Close the connection if its request, or its reading of an answer, takes too long."""
+        settings = self._guard.settings
+        if self._stalled is not None and now - self._stalled > settings.stall_timeout_ms / 1000:
+            self._guard.refused["stalled"] += 1
+            self.transport.abort()
+        elif self._began is not None and not self._is_refused:
+            limit = settings.request_timeout_ms
+            if now - self._began > limit / 1000:
+                message = f"the request took longer than {limit} ms to arrive (server.request_timeout_ms)"
+                self._refuse(GuardRefusal(408, "too_slow", message))
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser below refuses on its own."""
+        self._refuse(BAD)
+
+    def _head_refusal(self) -> GuardRefusal:
+        settings = self._guard.settings
+        return GuardRefusal(
+            431,
+            "headers_too_large",
+            f"the head of the request has more than {settings.header_bytes_max} bytes (server.header_bytes_max) "
+            f"or {settings.headers_max} headers (server.headers_max)",
+        )
+
+    def _stop(self, refusal: GuardRefusal) -> None:
+        self._refusal = refusal
+        raise _Refused
+
+    def _refuse(self, refusal: GuardRefusal) -> None:
+        """Answer, and close. Where an earlier request is not answered yet, only close: its client must not take this
+        for its answer.
+        """
+        self._is_refused = True
+        self._guard.refused[refusal.code] += 1
+        cycle = self.cycle
+        is_free = cycle is None or cycle.response_complete
+        if is_free or not (self._is_head or self.pipeline or cycle.response_started):
+            self._answer(refusal)
+        if not is_free:
+            # What its handler still sends goes nowhere, and it sees that the client has gone.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+    def _answer(self, refusal: GuardRefusal) -> None:
+        body = encode_refusal(refusal.code, refusal.message)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        if not self.transport.is_closing():
+            self.transport.write(STATUS_LINE[refusal.status] + head + body)

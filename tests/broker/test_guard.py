@@ -1,0 +1,296 @@
+"""The guard: requests of any size, shape and pace are answered or cut off before a handler spends memory on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+
+from forebay.broker import guard as guarding
+from forebay.broker.guard import Guard, GuardedProtocol
+from forebay.settings import ServerSettings
+
+SECONDS = 30.0
+MUCH = b"a" * 20_000_000
+PLAIN = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Echo:
+    """Says how long a body was. `/never` waits until it is cancelled, `/much` answers much."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.cancelled = threading.Event()
+        self.entered = threading.Event()
+        self.much = 32 << 20
+        """Bytes of the answer of `/much`: more than the buffers of both ends hold."""
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        self.calls += 1
+        tasks = scope["extensions"][guarding.ANSWERING][guarding.TASKS]
+        tasks.add(asyncio.current_task())
+        try:
+            if scope["path"] == "/never":
+                self.entered.set()
+                await asyncio.Event().wait()
+            if scope["path"] == "/much":
+                await self._send_much(send)
+                return
+            size = 0
+            while True:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    return
+                size += len(event["body"])
+                if not event["more_body"]:
+                    break
+            body = b"%d" % size
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]}
+            )
+            await send({"type": "http.response.body", "body": body})
+        except asyncio.CancelledError:
+            self.cancelled.set()
+        finally:
+            tasks.discard(asyncio.current_task())
+
+    async def _send_much(self, send: Any) -> None:
+        self.entered.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(32):
+            await send({"type": "http.response.body", "body": b"x" * (self.much // 32), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class Guarded:
+    """A server behind a guard."""
+
+    def __init__(self, port: int, guard: Guard, app: Echo, loop: asyncio.AbstractEventLoop) -> None:
+        self.port = port
+        self.guard = guard
+        self.app = app
+        self.loop = loop
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+
+    def ask(self, *pieces: bytes) -> tuple[int, dict[str, Any] | bytes]:
+        """Send these bytes on a connection of their own; the status and the body of the first answer."""
+        with self.connect() as connection:
+            try:
+                for piece in pieces:
+                    connection.sendall(piece)
+            except OSError:
+                pass  # refused before all was sent
+            return read_answer(connection)
+
+    def in_loop(self, call: Any) -> Any:
+        """Call it in the event loop of the server; what it returns."""
+
+        async def run() -> Any:
+            return call()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(SECONDS)
+
+
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, Any] | bytes]:
+    got = b""
+    while b"\r\n\r\n" not in got:
+        piece = connection.recv(65536)
+        if not piece:
+            return 0, b""
+        got += piece
+    head, _, body = got.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(65536)
+    status = int(lines[0].split()[1])
+    return status, json.loads(body) if headers.get("content-type") == "application/json" else body
+
+
+@contextmanager
+def guarded(**settings: Any) -> Iterator[Guarded]:
+    """A server with these limits."""
+    app = Echo()
+    started: list[Guarded] = []
+    ready = threading.Event()
+
+    async def run() -> None:
+        guard = Guard(ServerSettings(**settings))
+        config = uvicorn.Config(
+            app,
+            http=partial(GuardedProtocol, guard=guard),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            port=0,
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110 - uvicorn says it in no other way
+            await asyncio.sleep(0.001)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        started.append(Guarded(port, guard, app, asyncio.get_running_loop()))
+        started[0].stop = partial(setattr, server, "should_exit", True)  # type: ignore[attr-defined]
+        ready.set()
+        await serving
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="guarded")
+    thread.start()
+    try:
+        assert ready.wait(SECONDS)
+        yield started[0]
+    finally:
+        started[0].stop()  # type: ignore[attr-defined]
+        thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def test_a_plain_request_is_answered_and_the_connection_kept() -> None:
+    with guarded() as server, server.connect() as connection:
+        for size in (0, 5, 0):
+            connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)
+            assert read_answer(connection) == (200, b"%d" % size)
+        assert server.app.calls == 3
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status", "code"),
+    [
+        pytest.param((b"GET /" + MUCH + b" HTTP/1.1\r\n\r\n",), 414, "url_too_long", id="a URL of 20 MB"),
+        pytest.param(
+            (b"GET / HTTP/1.1\r\nx: " + MUCH + b"\r\n\r\n",), 431, "headers_too_large", id="a header of 20 MB"
+        ),
+        pytest.param(
+            (b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: 1\r\n" % n for n in range(500)) + b"\r\n",),
+            431,
+            "headers_too_large",
+            id="500 headers",
+        ),
+        pytest.param(
+            (b"GET / HTTP/1.1\r\n", *[b"x%d: %s\r\n" % (n, b"a" * 900) for n in range(90)], b"\r\n"),
+            431,
+            "headers_too_large",
+            id="headers of 80 KB in small pieces",
+        ),
+        pytest.param((b"\x16\x03\x01\x02\x00\x01\x00" * 50,), 400, "bad_request", id="TLS on a plain port"),
+        pytest.param((b"NONSENSE\r\n\r\n",), 400, "bad_request", id="not HTTP"),
+        pytest.param(
+            (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",), 400, "bad_request", id="a negative length"
+        ),
+        pytest.param(
+            (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",),
+            400,
+            "bad_request",
+            id="two lengths",
+        ),
+    ],
+)
+def test_what_is_too_large_or_no_http_is_refused_before_it_is_served(
+    pieces: tuple[bytes, ...], status: int, code: str
+) -> None:
+    with guarded() as server:
+        found, body = server.ask(*pieces)
+        assert found == status
+        assert isinstance(body, dict)
+        assert body["error"]["code"] == code
+        assert body["error"]["message"]
+        assert server.app.calls == 0
+        assert server.in_loop(lambda: server.guard.refused[code]) == 1
+        assert server.ask(PLAIN) == (200, b"0")
+
+
+def test_a_request_that_trickles_in_is_cut_off() -> None:
+    with guarded(request_timeout_ms=1000) as server:
+        for begun in (b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc"):
+            with server.connect() as connection:
+                connection.sendall(begun)
+                now = server.in_loop(server.loop.time)
+                server.in_loop(partial(server.guard.check_pace, now + 0.5))
+                server.in_loop(partial(server.guard.check_pace, now + 2.0))
+                status, body = read_answer(connection)
+                assert status == 408
+                assert isinstance(body, dict)
+                assert body["error"]["code"] == "too_slow"
+                assert connection.recv(1) == b""
+
+
+def test_an_idle_connection_between_requests_is_not_too_slow() -> None:
+    with guarded(request_timeout_ms=1000) as server, server.connect() as connection:
+        connection.sendall(PLAIN)
+        assert read_answer(connection) == (200, b"0")
+        now = server.in_loop(server.loop.time)
+        server.in_loop(partial(server.guard.check_pace, now + 10))
+        connection.sendall(PLAIN)
+        assert read_answer(connection) == (200, b"0")
+
+
+def test_more_connections_than_allowed_are_refused_and_others_go_on() -> None:
+    with guarded(connections_max=3, connections_per_address_max=2) as server:
+        first, second = server.connect(), server.connect()
+        with first, second:
+            for connection in (first, second):
+                connection.sendall(PLAIN)
+                assert read_answer(connection)[0] == 200
+            status, body = server.ask(PLAIN)
+            assert status == 429
+            assert isinstance(body, dict)
+            assert body["error"]["code"] == "too_many_connections"
+            first.sendall(PLAIN)
+            assert read_answer(first)[0] == 200
+        while server.in_loop(lambda: server.guard.connections):
+            pass
+        assert server.ask(PLAIN) == (200, b"0")
+
+
+def test_requests_sent_without_waiting_are_limited() -> None:
+    with guarded() as server, server.connect() as connection:
+        connection.sendall(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n" + PLAIN * 200)
+        assert connection.recv(65536) == b"", "closed without an answer: the first request has none yet"
+        assert server.app.cancelled.wait(SECONDS)
+        assert server.app.calls == 1
+
+
+def test_what_answers_is_cancelled_when_its_client_goes() -> None:
+    with guarded() as server:
+        with server.connect() as connection:
+            connection.sendall(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert server.app.entered.wait(SECONDS)
+        assert server.app.cancelled.wait(SECONDS)
+
+
+def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    with guarded(stall_timeout_ms=1000) as server, server.connect() as connection:
+        connection.sendall(b"GET /much HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert server.app.entered.wait(SECONDS)
+        while not server.app.cancelled.is_set():
+            # Until the buffers of both ends are full, each piece that goes out is a sign of life.
+            server.in_loop(lambda: server.guard.check_pace(server.loop.time() + 2))
+        got = 0
+        with pytest.raises(ConnectionResetError):
+            while piece := connection.recv(1 << 20):
+                got += len(piece)
+            raise ConnectionResetError
+        assert got < server.app.much
+
+
+def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
+    with guarded(stall_timeout_ms=60_000) as server, server.connect() as connection:
+        connection.sendall(b"GET /much HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        got = 0
+        while piece := connection.recv(1 << 20):
+            server.in_loop(lambda: server.guard.check_pace(server.loop.time() + 2))
+            got += len(piece)
+        assert got > server.app.much
