@@ -14,8 +14,14 @@ import forebay
 from forebay.cli import probes
 from forebay.cli.app import app
 from forebay.cli.invocation import DIRECTORY_VARIABLE
+from forebay.format.metadata.keys import token_key
+from forebay.format.metadata.value import encode_value
+from forebay.metadata import Put
+from forebay.service.principals import AccessScope
+from forebay.service.tokens import AccessToken
 from forebay.settings import Settings
 from forebay.spark.java import Java
+from forebay.testing.inside import inside
 from tests.cli.test_help_and_docs import COMMANDS
 
 if TYPE_CHECKING:
@@ -46,6 +52,9 @@ WORDS: Final = {
     "group show": "readers",
     "group reset": "readers shop/orders --to earliest",
     "group delete": "readers --yes",
+    "token create": "billing --scope read --topics shop/",
+    "token list": "",
+    "token revoke": "0123456789abcdef",
     "pipeline run": "p.yml --dry-run",
     "pipeline plan": "p.yml",
     "pipeline register": "shop/orders --dry-run",
@@ -59,6 +68,14 @@ ON_SPARK: Final = {
     "pipeline reindex": "--dry-run",
     "pipeline profile": "shop/orders --dry-run",
 }
+TOKEN: Final = AccessToken(
+    token_id=WORDS["token revoke"],
+    name="billing",
+    secret_sha256="0" * 64,
+    scopes=(AccessScope.READ,),
+    prefixes=("shop/",),
+    created_at=0,
+)
 SETTINGS: Final = ((), ("--settings", "local.yaml"))
 FILES: Final = {
     "more.txt": "one\n",
@@ -80,6 +97,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log.create_topic("shop/sealed")
         log.seal_topic("shop/sealed")
         log.group("readers").commit("shop/orders", 1)
+        inside(log).metadata.transaction([], [Put(token_key(TOKEN.token_id), encode_value(TOKEN))])
     for name, text in FILES.items():
         (root / name).write_text(text)
     return root

@@ -204,6 +204,16 @@ def test_more_than_a_burst_is_let_through_once_and_paid_off() -> None:
     assert not bucket.is_full(48.1) and bucket.is_full(50.0)
 
 
+@given(st.integers(1, 10**9), st.integers(1, 10**9), st.floats(0, 10**7))
+def test_a_caller_that_waits_as_long_as_it_was_asked_to_is_not_refused_again(
+    rate: int, amount: int, now: float
+) -> None:
+    bucket = RateBucket(rate, now)
+    bucket.take(amount * 3, now)
+
+    assert bucket.wait_s(amount, now + bucket.wait_s(amount, now)) == 0.0
+
+
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 30)), max_size=60))
 def test_no_schedule_gets_more_than_burst_and_rate(steps: list[tuple[float, int]]) -> None:
     rate, now, taken = 10.0, 0.0, 0

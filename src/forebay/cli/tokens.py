@@ -54,7 +54,7 @@ def create(
     """Make a token and write its secret, which is shown this once and stored nowhere.
 
     Works while a server has the directory open; the server accepts the token within a second. The data directory is
-    made if there is none.
+    made if there is none, unless etcd keeps the metadata: then none is needed.
     """
     expires_at = None if expires is None else parse_time(expires, "--expires")
     with _tokens(run, is_changed=True, create=True) as tokens:
@@ -110,16 +110,20 @@ def revoke(
 
 @contextmanager
 def _tokens(run: Invocation, *, is_changed: bool, create: bool = False) -> Iterator[Tokens]:
-    """The tokens of the data directory's metadata store, which is opened beside its owner."""
+    """The tokens of the metadata store, which is opened beside the owner of the data directory.
+
+    Where a service keeps the metadata no directory is needed.
+    """
     from forebay.clock import SystemClock
     from forebay.inspection.directory import metadata_of
     from forebay.service.tokens import Tokens
-    from forebay.storage.directory import MARKER, LogDirectory
+    from forebay.storage.directory import MARKER, LogDirectory, NoDirectory
 
     clock = SystemClock()
-    if create and not run.disk.exists(f"{run.directory}/{MARKER}"):
+    is_served = run.settings.metadata.is_served
+    if create and not is_served and not run.disk.exists(f"{run.directory}/{MARKER}"):
         run.writer(create=True).close()
-    directory = LogDirectory.look(run.directory, run.disk)
+    directory = NoDirectory() if is_served else LogDirectory.look(run.directory, run.disk)
     with metadata_of(directory, run.settings, run.disk, clock, read_only=not is_changed) as store:
         yield Tokens(store, run.settings.metadata.prefix, clock)
 

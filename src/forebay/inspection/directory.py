@@ -18,7 +18,7 @@ from forebay.metadata import Entry, MetadataStore
 from forebay.metadata.open_store import open_metadata
 from forebay.settings import Settings
 from forebay.shard.directories import named_directory
-from forebay.storage.directory import CLAIM, CLAIMING, LOCK, LogDirectory, is_owned
+from forebay.storage.directory import CLAIM, CLAIMING, LOCK, LogDirectory, NoDirectory, is_owned
 from forebay.topics import Engine, TopicSpec, shard_id
 
 
@@ -117,10 +117,10 @@ def _key(entry: Entry) -> str:
 
 @contextmanager
 def metadata_of(
-    directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, *, read_only: bool = True
+    directory: LogDirectory | NoDirectory, settings: Settings, disk: Disk, clock: Clock, *, read_only: bool = True
 ) -> Iterator[MetadataStore]:
-    """The metadata store of the directory."""
-    path = settings.metadata.path or directory.metadata_path
+    """The metadata store of the directory, or the one that needs none."""
+    path = directory.metadata_at(settings.metadata.path)
     store = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=read_only)
     try:
         yield store

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 import forebay
+from forebay.clock import SystemClock
+from forebay.service.tokens import TokenBook
+from tests.cli.rig import Shell
 from tests.metadata.etcd.cluster import Cluster
+from tests.metadata.etcd.conftest import OpenStore
 from tests.support.waiting import until
 
 
@@ -65,3 +69,28 @@ def test_a_topic_that_another_process_alters_and_creates_again_is_found_so(clust
         second = here.create_topic("shop/followed")
 
         until(lambda: there.topic("shop/followed").spec == second.spec != first.spec)
+
+
+def test_a_token_is_made_without_a_directory_and_its_revocation_is_obeyed(
+    cluster: Cluster, open_store: OpenStore, tmp_path: Path
+) -> None:
+    endpoints = ",".join(cluster.endpoints)
+    common = [f"--set=metadata.{name}" for name in ("backend=etcd", f"endpoints={endpoints}", "prefix=/forebay-tokens")]
+    shell = Shell(tmp_path / "absent")
+    book = TokenBook(open_store(), "/forebay-tokens", SystemClock())
+    book.start()
+
+    (made,) = shell.ok("token", "create", "billing", "--scope=read", "--topics=*", "--json", *common).items
+    until(lambda: _principal(book, made["secret"]) == "billing")
+    shell.ok("token", "revoke", made["id"], *common)
+    until(lambda: _principal(book, made["secret"]) is None)
+
+    book.close()
+    assert not shell.directory.exists()
+
+
+def _principal(book: TokenBook, secret: str) -> str | None:
+    try:
+        return book.principal(secret).name
+    except forebay.Unauthenticated:
+        return None
