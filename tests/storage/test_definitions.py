@@ -112,6 +112,15 @@ def test_a_topic_that_another_process_has_deleted_is_unknown_and_its_successor_i
     assert here.definitions.gone([first, second]) == [first]
 
 
+def test_definitions_that_are_listed_to_be_used_are_remembered(here: Follower, there: Follower) -> None:
+    spec = there.create()
+    assert here.definitions.all_to_use() == [spec]
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 0
+    altered = there.add_partition()
+    here.follow()
+    assert here.definitions.find(ORDERS).spec == altered
+
+
 def test_changes_that_arrive_late_do_not_undo_what_was_read_since(here: Follower, there: Follower) -> None:
     there.create()
     there.definitions.begin_deletion(ORDERS)

@@ -13,12 +13,15 @@ import forebay
 from forebay import Conflict, Settings, Storage, Unavailable
 from forebay.catalog import state_entries
 from forebay.format.metadata.descriptor import ShardState
-from forebay.format.metadata.keys import PREFIX, cur_key, deletes_key, segment_key, state_key
+from forebay.format.metadata.keys import PREFIX, cur_key, deletes_key, segment_key, state_key, topics_prefix
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.shard import SegmentShard
 from forebay.shard.ownership import BATCH_SHARDS
+from forebay.storage.definitions import Definitions
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.topics import TopicName, TopicSpec
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 from tests.support.waiting import PATIENCE
 
@@ -38,11 +41,13 @@ def with_openers(count: int) -> Settings:
 
 
 def count_reads(store: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the state of each shard is read by itself, and how many ranges are."""
+    """How often the state of each shard and each definition are read by themselves, and how many ranges are."""
     counts, get, ranges = Counter[str](), store.get, store.range
 
     def counted_get(key: str) -> object:
-        counts.update(["state"] if key.endswith("/state") else [])
+        counts.update(
+            ["state"] if key.endswith("/state") else ["definition"] if key.startswith(topics_prefix()) else []
+        )
         return get(key)
 
     def counted_range(prefix: str, **named: object) -> object:
@@ -57,15 +62,18 @@ def count_reads(store: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> Counte
 def test_states_are_read_by_range_and_each_once_more_under_its_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each state was read five times, one by one."""
+    """Each state was read five times, one by one, and the definition for each shard."""
     with_shards(tmp_path / "log")
-    with forebay.open(tmp_path / "log", QUICK) as log:
+    with Storage.open(tmp_path / "log", quick(), clock=ManualClock()) as log:
         counts = count_reads(inside(log).metadata, monkeypatch)
 
         recovered = log.recover()
 
         assert (recovered.opened, recovered.failed, recovered.is_degraded) == (SHARDS, (), False)
         assert counts["state"] <= SHARDS and counts["range"] <= 2
+        assert counts["definition"] == 0
+        log.topic("t")
+        assert counts["definition"] == 0, "what was listed is remembered"
 
 
 def test_a_long_history_is_stepped_over_where_states_are_read() -> None:
@@ -184,6 +192,89 @@ def test_what_was_not_foreseen_is_raised(tmp_path: Path, monkeypatch: pytest.Mon
             patch.setattr(SegmentShard, "open", broken)
             log.recover()
         assert log.recover().failed == ()
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_topic_that_is_sealed_while_its_shards_are_recovered_is_not_named_as_failed(
+    tmp_path: Path, *, is_moved: bool
+) -> None:
+    """It is not degraded: it goes on elsewhere, or here once it is taken back."""
+    with_shards(tmp_path / "log", 2)
+    settings = {**QUICK, "storage": {"handoff_root": str(tmp_path / "handoff")}}
+    with forebay.open(tmp_path / "log", settings) as log:
+        log.create_topic("u").append(b"v")
+    with forebay.open(tmp_path / "log", settings) as log:
+        sealed: list[object] = []
+
+        def seal(done: float) -> None:
+            if done == 0.5 and not sealed:
+                sealed.extend(log.seal_topic("t", target="0" * 32 if is_moved else None))
+
+        recovered = log.recover(seal)
+
+        assert (recovered.opened, recovered.failed, len(sealed)) == (1, (), 2)
+
+
+def test_a_shard_that_another_directory_takes_over_meanwhile_is_not_named_as_failed(tmp_path: Path) -> None:
+    with_shards(tmp_path / "log", 2)
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic_id = log.topic("t").spec.topic_id
+
+        def take_over(done: float) -> None:
+            state = ShardState(incarnation=topic_id, epoch=7, holder="0" * 32)
+            inside(log).metadata.transaction([], [Put(state_key("default", "t", 1), encode_value(state))])
+
+        recovered = log.recover(take_over)
+
+        assert (recovered.opened, recovered.failed) == (1, ())
+
+
+@pytest.mark.parametrize("at", [0.25, 0.5])
+def test_a_metadata_store_that_goes_away_is_one_error_and_no_failure_of_each_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: float
+) -> None:
+    with_shards(tmp_path / "log", 2 * BATCH_SHARDS)
+    asked: list[str] = []
+
+    def away(*arguments: object, **named: object) -> None:
+        asked.append(threading.current_thread().name)
+        raise Unavailable("injected: away")
+
+    with Storage.open(tmp_path / "log", with_openers(2)) as log:
+        inside(log).workers.stop()
+        with monkeypatch.context() as patch:
+
+            def go_away(done: float) -> None:
+                if done == at:
+                    for method in ("get", "range", "transaction", "session_alive"):
+                        patch.setattr(inside(log).metadata, method, away)
+
+            with pytest.raises(Unavailable, match=r"the metadata store does not answer.*injected: away.*0 are open"):
+                log.recover(go_away)
+            assert len(asked) < 20, "each opener stops at its first shard"
+
+        recovered = log.recover()
+        assert recovered.failed == () and len(inside(log).shards()) == 2 * BATCH_SHARDS
+
+
+def test_a_definition_that_is_altered_meanwhile_is_the_one_that_shards_are_opened_by(tmp_path: Path) -> None:
+    """Also if the change was seen after the topics were listed and before anything of them was followed here."""
+    with_shards(tmp_path / "log", 1)
+    with Storage.open(tmp_path / "log", quick(), clock=ManualClock()) as log:
+        elsewhere = Definitions(inside(log).metadata, PREFIX, ManualClock(seed=1))
+        definitions, listed = inside(log).definitions, Definitions.all_to_use
+
+        def all_to_use(these: Definitions) -> list[TopicSpec]:
+            found = listed(these)
+            elsewhere.alter(TopicName("default", "t"), lambda spec: spec.altered(ttl_ms=10_000_000))
+            inside(log).follow_changes()
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Definitions, "all_to_use", all_to_use)
+            assert log.recover().opened == 1
+        (shard,) = inside(log).shards()
+        assert shard.ref.spec.ttl_ms == 10_000_000 == definitions.get(shard.ref.spec.name).ttl_ms
 
 
 def test_a_log_that_is_closed_meanwhile_says_so(tmp_path: Path) -> None:

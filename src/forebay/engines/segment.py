@@ -45,8 +45,8 @@ class Acquisition(NamedTuple):
     """What became of a shard that was to be acquired together with others."""
 
     ref: ShardRef
-    opening: Callable[[Callable[[int], None]], OwnedShard] | None = None
-    """Opens the shard, which is this directory's; its argument gets the count of bytes walked."""
+    opening: Callable[[ShardRef, Callable[[int], None]], OwnedShard] | None = None
+    """Opens the shard, which is this directory's, by a definition; its second argument gets counts of bytes walked."""
     tail_bytes: int = 0
     """About how many bytes that walks."""
     error: ForebayError | OSError | None = None
@@ -105,7 +105,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         if not self._disk.exists(self.directory_of(ref)):
             return False
         stored = self._stored(ref)
-        return stored is not None and self._is_ours(stored.state) and stored.state.phase is Phase.OPEN
+        return stored is not None and self.is_ours(stored.state) and stored.state.phase is Phase.OPEN
 
     def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`. Files without a recorded state are opened: that refuses them by name."""
@@ -114,7 +114,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     def _is_here(self, ref: ShardRef, stored: StoredState | None) -> bool:
         if stored is None:
             return self._disk.exists(self.directory_of(ref))
-        return self._is_ours(stored.state)
+        return self.is_ours(stored.state)
 
     def open_here(self, ref: ShardRef) -> SegmentShard:
         """See `ShardedEngine`; `Unavailable` if the shard has changed hands since `may_own` was asked."""
@@ -141,7 +141,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             acquired = self._acquire_together(ours, session)
             for ref, stored in found.items():
                 if isinstance(stored, StoredState):
-                    opening = partial(self.open_acquired, ref, acquired=acquired.get(ref), session=session)
+                    opening = partial(self.open_acquired, acquired=acquired.get(ref), session=session)
                     yield Acquisition(ref, opening=opening, tail_bytes=self._tail_bytes(ref))
                 else:
                     yield Acquisition(ref, error=stored)
@@ -178,7 +178,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """
 
         def check(ref: ShardRef, state: ShardState | None) -> None:
-            if state is None or state.owner == session.id or not self._is_ours(state):
+            if state is None or state.owner == session.id or not self.is_ours(state):
                 raise Unavailable(f"{ref} changed hands while it was being acquired together with others")
 
         known = {wanted(ref, self._settings).key: stored for ref, stored in shards.items()}
@@ -357,12 +357,12 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     def _stored(self, ref: ShardRef) -> StoredState | None:
         return read_state(self._metadata, wanted(ref, self._settings).key)
 
-    def _is_ours(self, state: ShardState) -> bool:
+    def is_ours(self, state: ShardState) -> bool:
         """Whether a shard so recorded is this directory's: its log goes on here, if it goes on."""
         return state.holder == self._owner_session.holder and state.phase is not Phase.SEALED
 
     def _refuse_others(self, ref: ShardRef, state: ShardState | None) -> None:
-        if state is not None and not self._is_ours(state):
+        if state is not None and not self.is_ours(state):
             raise Unavailable(f"{ref} changed hands while it was looked at; try again")
         self._refuse_contradiction(ref, state)
 

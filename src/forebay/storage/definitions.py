@@ -7,7 +7,7 @@ reads nothing. What it remembers is at most `STALE_SECONDS` old as far as the me
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Unpack
 
 import msgspec
@@ -81,12 +81,12 @@ class _Remembered:
     def get(self, name: TopicName) -> Defined | None:
         return self._by_name.get(name)
 
-    def put(self, name: TopicName, defined: Defined, generation: int) -> None:
-        """Remember what was read while this was the generation; the oldest goes if there are too many."""
+    def put(self, found: Iterable[Defined], generation: int) -> None:
+        """Remember what was read while this was the generation; the oldest go if there are too many."""
         with self._lock:
             if generation == self.generation:
-                self._by_name[name] = defined
-                if len(self._by_name) > REMEMBERED_MAX:
+                self._by_name.update((defined.spec.name, defined) for defined in found)
+                while len(self._by_name) > REMEMBERED_MAX:
                     del self._by_name[next(iter(self._by_name))]
 
     def change(self, name: TopicName, revision: int, defined: Defined | None) -> None:
@@ -223,7 +223,7 @@ class Definitions:
         is_followed, generation = self._is_followed, self._remembered.generation
         found = self.look(name)
         if is_followed:
-            self._remembered.put(name, found, generation)
+            self._remembered.put([found], generation)
         return found
 
     def alter(self, name: TopicName, change: Callable[[TopicSpec], TopicSpec]) -> Defined:
@@ -310,6 +310,14 @@ class Definitions:
         """Every definition as stored, by name, but for those that cannot be read, which are logged."""
         entries = self._store.range(topics_prefix(prefix=self._prefix))
         return [defined for entry in entries if (defined := _readable(entry)) is not None]
+
+    def all_to_use(self) -> list[TopicSpec]:
+        """Every definition, by name, for a caller that will use all of them: remembered as by `find`."""
+        is_followed, generation = self._is_followed, self._remembered.generation
+        found = [Defined.of(entry) for entry in self._store.range(topics_prefix(prefix=self._prefix))]
+        if is_followed:
+            self._remembered.put(found, generation)
+        return [defined.spec for defined in found]
 
     def all(self, prefix: str = "", *, after: TopicName | None = None, limit: int | None = None) -> list[TopicSpec]:
         """The definitions, by name: of names that start with `prefix` and come after `after`, at most `limit`."""

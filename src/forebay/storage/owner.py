@@ -35,7 +35,7 @@ from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.segments import SegmentWorkers
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
-from forebay.storage.definitions import DefinitionChanges, Definitions
+from forebay.storage.definitions import FOLLOW_SECONDS, DefinitionChanges, Definitions
 from forebay.storage.directory import LogDirectory, refuse_lost_metadata
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
@@ -317,7 +317,9 @@ class OwnerBackend:
 
     def recover(self, on_progress: Progress) -> Recovered:
         """See `Backend`."""
-        specs = [spec for spec in self.definitions.all() if spec.engine is not Engine.MEMORY]
+        # Definitions that are read while changes are followed are remembered: none is read again for its shards.
+        self.following.step(FOLLOW_SECONDS)
+        specs = [spec for spec in self.definitions.all_to_use() if spec.engine is not Engine.MEMORY]
         for spec in specs:
             self.alterations.follow(spec)
         refs = [ref for spec in specs for ref in refs_of(spec)]

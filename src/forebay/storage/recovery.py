@@ -18,7 +18,7 @@ from forebay.appends.callbacks import deferred
 from forebay.engines import OwnedShard
 from forebay.engines.directory import Engines
 from forebay.engines.segment import Acquisition
-from forebay.errors import ForebayError, Unavailable, UnknownTopic
+from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.metadata import Entry
 from forebay.shard import ShardRef
 from forebay.topics import Engine
@@ -72,15 +72,25 @@ class Recovery:
     Half of the progress is acquisition, by shards, and half is opening, by bytes.
     """
 
-    def __init__(self, engines: Engines, opens: OpensShards, on_progress: Progress) -> None:
+    def __init__(
+        self, engines: Engines, opens: OpensShards, is_elsewhere: Callable[[ShardRef], bool], on_progress: Progress
+    ) -> None:
+        """`is_elsewhere` asks the metadata store whether a shard is not this directory's any more.
+
+        It is asked without a lock for a shard that could not be opened, and with the lock of one in the database.
+        """
         self._engines = engines
         self._opens = opens
+        self._is_elsewhere = is_elsewhere
         self._on_progress = on_progress
         self._opened: list[ShardRef] = []
         self._failed: list[FailedShard] = []
 
     def run(self, refs: Sequence[ShardRef], states: Mapping[str, Entry], openers: int) -> Recovered:
-        """Open those of `refs` that are closed and this directory's. `states` are recorded ones, as just read."""
+        """Open those of `refs` that are closed and this directory's. `states` are recorded ones, as just read.
+
+        `Unavailable` if the metadata store does not answer any more: then no shard can be opened.
+        """
         ready: list[Acquisition] = []
         for count, found in enumerate(self._acquired(refs, states), 1):
             if found.error is not None:
@@ -109,9 +119,12 @@ class Recovery:
                 yield Acquisition(ref, error=error)
             else:
                 # Each is acquired when it is opened: its records are here alone, and there are few of them.
-                yield Acquisition(ref, opening=partial(self._open_in_database, ref) if is_here else None)
+                yield Acquisition(ref, opening=self._open_in_database if is_here else None)
 
     def _open_in_database(self, ref: ShardRef, on_bytes: OnBytes) -> OwnedShard:
+        if self._is_elsewhere(ref):
+            # Opening it would make it again.
+            raise UnknownTopic(f"{ref}: the topic was deleted while its shard was being opened", shard=ref)
         return self._engines.rocksdb.open_shard(ref)
 
     def _open(self, found: Acquisition, on_bytes: OnBytes) -> None:
@@ -120,15 +133,24 @@ class Recovery:
         assert opening is not None, "only these are ready"
         try:
             with deferred(), self._engines.of(ref.spec).registry.lock(ref.spec.topic_id, ref.partition):
-                self._opens(lambda _: opening(on_bytes), ref)
+                self._opens(lambda current: opening(current, on_bytes), ref)
             self._opened.append(ref)
-        except UnknownTopic:
-            logger.info("%s is not opened: its topic was deleted meanwhile", ref)
         except ForebayError as error:
             self._fail(ref, error)
         on_bytes(1)
 
     def _fail(self, ref: ShardRef, error: ForebayError | OSError) -> None:
+        """Name a shard that could not be opened, unless it was sealed, moved or deleted since it was listed."""
+        try:
+            is_elsewhere = self._is_elsewhere(ref)
+        except (Unavailable, Indeterminate) as away:
+            raise Unavailable(
+                f"the metadata store does not answer, so that no more shards can be opened ({away}): "
+                f"{len(self._opened)} are open; recover again once it answers"
+            ) from error
+        if is_elsewhere:
+            logger.info("%s is not opened: it was sealed, moved or deleted meanwhile (%s)", ref, error)
+            return
         if isinstance(error, OSError):
             error = Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again", shard=ref)
         self._failed.append(FailedShard(ref, error))

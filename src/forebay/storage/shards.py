@@ -6,17 +6,17 @@ the topic unknown and then takes the lock of each of its shards, so none is open
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from forebay.appends.callbacks import deferred
-from forebay.catalog import state_entries
+from forebay.catalog import read_state, state_entries
 from forebay.disk.forks import FORKS, ForkGuard
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, UnownedShards
 from forebay.engines.directory import Engines
-from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopic
+from forebay.errors import Closed, Corrupt, Moved, Unavailable, UnknownTopic, UnsupportedFormat
+from forebay.format.metadata.keys import state_key
 from forebay.metadata import MetadataStore
 from forebay.partitioning import check_partition
 from forebay.shard import ShardRef
@@ -232,21 +232,29 @@ class OwnerShards:
     def recover(self, refs: Sequence[ShardRef], openers: int, on_progress: Progress) -> Recovered:
         """Open those of these shards that are here now, with so many threads; see `Storage.recover`."""
         refs = [ref for ref in refs if self._may_own(ref)]
-        recovery = Recovery(self._engines, self._opened_if_known, on_progress)
+        recovery = Recovery(self._engines, self._opened_as_listed, self._is_elsewhere, on_progress)
         recovered = recovery.run(refs, state_entries(self._metadata, prefix=self._prefix), openers)
         # Closed meanwhile: that is no trouble of a shard.
         self._lifetime.check()
-        failed = tuple(one for one in recovered.failed if not self._is_gone(one.ref))
-        for one in failed:
+        for one in recovered.failed:
             logger.error("%s cannot be opened: %s", one.ref, one.error)
-        return dataclasses.replace(recovered, failed=failed)
+        return recovered
 
-    def _is_gone(self, ref: ShardRef) -> bool:
-        """Whether the topic of the shard was deleted, as far as is known: then nothing is missing."""
+    def _is_elsewhere(self, ref: ShardRef) -> bool:
+        """Whether a shard that was this directory's is no more: its topic was deleted, or it was sealed or moved.
+
+        Reads the metadata store. What cannot be read there is not known to be elsewhere.
+        """
         try:
-            return not self._definitions.is_current(ref.spec)
-        except ForebayError:
+            if not self._definitions.is_current(ref.spec):
+                return True
+            key = state_key(ref.spec.namespace, ref.spec.topic, ref.partition, prefix=self._prefix)
+            stored = read_state(self._metadata, key)
+        except (Corrupt, UnsupportedFormat):
             return False
+        if stored is None or stored.state.holder is None:
+            return False
+        return not self._engines.segment.is_ours(stored.state)
 
     def _found_or_allowed(self, ref: ShardRef) -> OwnedShard | None:
         """The shard, if it is open; else `Moved` if this process may not own it.
@@ -269,9 +277,17 @@ class OwnerShards:
         self._introduce(shard)
         return shard
 
-    def _opened_if_known(self, opening: Callable[[ShardRef], OwnedShard], ref: ShardRef) -> OwnedShard:
-        """As `_opened`, for a shard that was named earlier; `UnknownTopic` if its topic was deleted since."""
-        return self._opened(opening, self._current(ref))
+    def _opened_as_listed(self, opening: Callable[[ShardRef], OwnedShard], ref: ShardRef) -> OwnedShard:
+        """As `_opened`, for a shard of a list; `UnknownTopic` if its topic was deleted since, as far as is known here.
+
+        By the definition as this process remembers it. One that another process alters now is followed; of a topic that
+        another process deletes now, the recorded state of the shard says so, which `opening` reads.
+        """
+        self._lifetime.check()
+        spec = self._definitions.find(ref.spec.name).spec
+        if spec.topic_id != ref.spec.topic_id:
+            raise UnknownTopic(f"{ref}: the topic was deleted, and there is another of its name", shard=ref)
+        return self._opened(opening, ShardRef(spec, ref.partition))
 
     def _introduce(self, shard: OwnedShard) -> None:
         """Have the shard go by the newest definition, and readers of what is recorded of it ask for it again."""

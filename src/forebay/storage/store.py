@@ -292,8 +292,9 @@ class Storage:
 
         Shards that another directory holds, that were sealed or that were never used are left as they are. A shard
         that cannot be opened keeps no other closed: the result names it with its reason, and `raise_failed()` of the
-        result raises the first reason. `runtime.openers` threads open shards at the same time. `on_progress` is called
-        in the calling thread with 0.0 to 1.0: half by shards that are acquired, half by bytes of their logs.
+        result raises the first reason. One that is sealed, moved or deleted meanwhile is not named, and a metadata
+        store that goes away is one `Unavailable`. `runtime.openers` threads open shards at the same time. `on_progress`
+        is called in the calling thread with 0.0 to 1.0: half by shards that are acquired, half by bytes of their logs.
         """
         self._lifetime.check()
         return self._backend.recover(on_progress or (lambda done: None))
