@@ -339,6 +339,62 @@ def test_a_file_system_that_cannot_be_synced_leaves_the_handles_dirty(
     assert disk.descriptors_open == 1
 
 
+def test_the_error_of_a_file_system_reaches_the_next_sync_of_every_file_that_was_dirty(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system reports it once: the next sync, of the file or of all, took its silence for success."""
+
+    def fail(fd: int) -> bool:
+        later.write_at(b"written meanwhile", 0)
+        raise OSError(errno.EIO, "write-back failed")
+
+    dirty, clean, later = (disk.create(f"{root}/{name}") for name in ("dirty", "clean", "later"))
+    dirty.write_at(b"unsynced", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "flush_filesystem", fail)
+        with pytest.raises(OSError, match="write-back failed"):
+            disk.sync_filesystem(root)
+
+    for file in (dirty, later):
+        with pytest.raises(OSError, match="earlier sync of this file has failed: write-back failed"):
+            file.sync()
+    with pytest.raises(OSError, match="write-back failed"):
+        disk.sync_filesystem(root)
+    clean.write_at(b"unsynced", 0)
+    clean.sync()
+    for file in (dirty, later):
+        file.close()
+    disk.sync_filesystem(root)
+
+
+def test_a_file_system_is_synced_by_one_thread_at_a_time(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two at once the system reports a lost write to one, and the other took the bytes for durable."""
+    inside, is_inside, may_go_on = [0], threading.Event(), threading.Event()
+    most: list[int] = []
+
+    def flush(fd: int) -> bool:
+        inside[0] += 1
+        most.append(inside[0])
+        is_inside.set()
+        assert may_go_on.wait(60)
+        inside[0] -= 1
+        return True
+
+    disk.create(f"{root}/a").write_at(b"unsynced", 0)
+    monkeypatch.setattr(machine, "flush_filesystem", flush)
+    threads = [threading.Thread(target=disk.sync_filesystem, args=(root,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert is_inside.wait(60)
+    may_go_on.set()
+    for thread in threads:
+        thread.join(60)
+
+    assert most == [1, 1, 1]
+
+
 def test_where_the_file_system_tells_no_errors_every_dirty_file_is_asked(
     disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

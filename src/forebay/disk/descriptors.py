@@ -83,7 +83,7 @@ class SystemFile:
         self._cleaning: threading.Event | None = None
         """Set when the sync for room that runs now has ended."""
         self._failed: OSError | None = None
-        """Why a sync for room failed: what was written before may never reach the disk."""
+        """Why a sync for room, or of the file system, failed: what was written before may never reach the disk."""
         self._is_nameless = False
         """Its name led elsewhere when it was to give its descriptor back: it could not be opened again."""
 
@@ -167,8 +167,12 @@ class SystemFile:
         self._await_cleaning()
         self._dirty = False
 
+    def note_failed(self, error: OSError) -> None:
+        """A sync of the whole file system has failed, which may have lost bytes of this file."""
+        self._failed, self._dirty = error, True
+
     def refuse_if_failed(self) -> None:
-        """Raise the error of a sync for room, at every call: the owner must not take later silence for success."""
+        """Raise the error of a sync that the owner did not ask for, at every call: later silence is no success."""
         failed = self._failed
         if failed is not None:
             raise OSError(failed.errno, f"an earlier sync of this file has failed: {failed.strerror}", self.path)

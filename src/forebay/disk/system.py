@@ -9,6 +9,7 @@ import sys
 from forebay.disk import machine
 from forebay.disk.descriptors import Descriptors, SystemFile
 from forebay.disk.forks import FORKS
+from forebay.locks import Rank, RankedLock
 
 if sys.platform != "win32":
     import fcntl
@@ -28,6 +29,7 @@ class SystemDisk:
         self._descriptors = Descriptors(max(1, min(descriptors_max, machine.descriptors_allowed() // 2)))
         self._locks: dict[int, SystemLock] = {}
         self._filesystems: dict[int, int] = {}
+        self._syncing = RankedLock(Rank.STORE, "disk.filesystem")
         self._boot = machine.boot()
         self._ended: str | None = None
         FORKS.enter(self)
@@ -85,6 +87,12 @@ class SystemDisk:
 
     def sync_filesystem(self, path: str) -> None:
         device = os.stat(path).st_dev
+        # One at a time: of two at once the system reports a lost write to one, and each answers for all files.
+        with self._syncing:
+            self._sync_filesystem(path, device)
+        self._descriptors.trim()
+
+    def _sync_filesystem(self, path: str, device: int) -> None:
         dirty = self._descriptors.dirty_on(device)
         expecting: list[SystemFile] = []
         synced = False
@@ -92,7 +100,15 @@ class SystemDisk:
             for file in dirty:
                 expecting.append(file)
                 file.expect_sync()
-            if not machine.flush_filesystem(self._filesystem(path, device)):
+            try:
+                is_reported = machine.flush_filesystem(self._filesystem(path, device))
+            except BaseException as error:
+                # Reported once, for whichever files it is: the next sync of each of these must not succeed.
+                why = error if isinstance(error, OSError) else OSError(errno.EINTR, "a sync was interrupted")
+                for file in {*dirty, *self._descriptors.dirty_on(device)}:
+                    file.note_failed(why)
+                raise
+            if not is_reported:
                 for file in dirty:
                     file.sync()
             for file in dirty:
@@ -101,7 +117,6 @@ class SystemDisk:
         finally:
             for file in expecting:
                 file.end_sync(synced=synced)
-        self._descriptors.trim()
 
     def lock(self, path: str) -> SystemLock | None:
         self._refuse_if_ended(path)
@@ -170,6 +185,7 @@ class SystemDisk:
         For a forked child, where no other thread runs: the parent's locks stay the parent's.
         """
         self._ended = "this disk was abandoned after a fork: open another"
+        self._syncing = RankedLock(Rank.STORE, "disk.filesystem")
         self._descriptors.abandon()
         while self._locks:
             self._locks.popitem()[1].close()
