@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from itertools import islice
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from forebay.clock import Clock
 from forebay.errors import ForebayError
@@ -294,6 +295,14 @@ class ItemWorker(Generic[T]):
             self.worker.note_failure(error)
 
 
+class ServeMany(NamedTuple, Generic[T]):
+    """How a thread of a pool serves many items at once, where so many wait; up to `count_max` of them."""
+
+    serve: Callable[[Sequence[T]], None]
+    count_min: int
+    count_max: int
+
+
 class ItemPool(Generic[T]):
     """A few threads that do one thing for each item they are asked for; an item asked for twice is served once.
 
@@ -303,6 +312,8 @@ class ItemPool(Generic[T]):
 
     With `patience_s` one thread does all the work while it gets on with it, which is quicker where the work is mostly
     the interpreter's: another one joins in when the first has been at one item for so long.
+
+    With `many` a thread that finds enough items waiting serves them all in one call.
     """
 
     def __init__(
@@ -314,12 +325,14 @@ class ItemPool(Generic[T]):
         threads: int,
         patience_s: float = 0.0,
         stuck_s: float = STUCK_SECONDS,
+        many: ServeMany[T] | None = None,
     ) -> None:
-        """A thread that is at one item for `stuck_s` counts as stuck, and another may be begun in its place."""
+        """A thread that is at its items for `stuck_s` counts as stuck, and another may be begun in its place."""
         self.name = name
         self._patience_s = patience_s
         self._stuck_s = stuck_s
         self._serve = serve
+        self._many = many
         self._clock = clock
         self._threads_max = threads
         self._lock = RankedRLock(Rank.LEAF, "workers.pool")
@@ -405,19 +418,19 @@ class ItemPool(Generic[T]):
             self._threads.add(thread)
 
     def _stuck(self) -> int:
-        """How many threads have been at one item for too long."""
+        """How many threads have been at their items for too long: those that one thread serves began at once."""
         before = self._clock.monotonic() - self._stuck_s
-        return sum(since <= before for since in tuple(self._serving.values()))
+        return len({since for since in tuple(self._serving.values()) if since <= before})
 
     def _run(self) -> None:
         with self._changed:
             self._threads.add(threading.current_thread())
         served: list[T] = []
         while self._take(served):
-            self._serve_guarded(served[0])
+            self._serve_guarded(served)
 
     def _take(self, served: list[T]) -> bool:
-        """Leave the item that was served, and wait for another in its place that no other thread serves.
+        """Leave the items that were served, and wait for others in their place that no other thread serves.
 
         False if the calling thread is to end.
         """
@@ -427,8 +440,8 @@ class ItemPool(Generic[T]):
                 self._steps += 1
                 self._stepped_at = self._clock.now_ms()
             while not self._is_stopped and len(self._threads) - self._stuck() <= self._threads_max:
-                item = next((item for item in self._asked if item not in self._serving), None)
-                if item is None or (self._is_patient and self._patience_left() > 0):
+                items = self._next()
+                if not items or (self._is_patient and self._patience_left() > 0):
                     self._idle += 1
                     self._changed.wait()
                 elif (left := self._patience_left()) > 0:
@@ -436,12 +449,15 @@ class ItemPool(Generic[T]):
                     self._patient.wait(left)
                     self._is_patient = False
                 else:
-                    # Before it is served: an `ask` from here on asks for another time.
-                    del self._asked[item]
-                    self._serving[item] = self._clock.monotonic()
-                    if self._patience_s and not self._is_patient and self._asked:
+                    now = self._clock.monotonic()
+                    for item in items:
+                        # Before it is served: an `ask` from here on asks for another time.
+                        del self._asked[item]
+                        self._serving[item] = now
+                        served.append(item)
+                    # Items that are asked for while they are served wake no thread: this one may leave some of them.
+                    if self._asked and (len(items) > 1 or (self._patience_s and not self._is_patient)):
                         self._rouse()
-                    served.append(item)
                     return True
             self._threads.discard(threading.current_thread())
             if self._asked:
@@ -449,14 +465,25 @@ class ItemPool(Generic[T]):
                 self._rouse()
             return False
 
+    def _next(self) -> list[T]:
+        """What the calling thread is to serve, if anything: the item that has waited longest, or many of them."""
+        waiting = (item for item in self._asked if item not in self._serving)
+        if self._many is None:
+            return list(islice(waiting, 1))
+        found = list(islice(waiting, self._many.count_max))
+        return found if len(found) >= self._many.count_min else found[:1]
+
     def _patience_left(self) -> float:
         """For how long the thread that began its item last is given to get on with the next one."""
         newest = max(self._serving.values(), default=None) if self._patience_s else None
         return 0.0 if newest is None else newest + self._patience_s - self._clock.monotonic()
 
-    def _serve_guarded(self, item: T) -> None:
+    def _serve_guarded(self, items: list[T]) -> None:
         try:
-            self._serve(item)
+            if self._many is not None and len(items) > 1:
+                self._many.serve(list(items))
+            else:
+                self._serve(items[0])
         except BaseException as error:
             # Also what is no `Exception`, as a callback may raise it: the thread serves others, and goes on.
             if isinstance(error, ForebayError):

@@ -14,7 +14,7 @@ from forebay.clock import Clock, SystemClock
 from forebay.metadata import MetadataStore
 from forebay.shard.ownership import Wanted, reserve_in_state
 from forebay.storage.background import commit
-from forebay.workers import ItemPool
+from forebay.workers import ItemPool, ServeMany
 from tests.storage.rig import QUICK, WatchedDisk, wal_of
 from tests.storage.test_workers import Gate
 from tests.support.waiting import PATIENCE, until
@@ -151,13 +151,25 @@ def test_where_all_committers_hang_others_take_their_place(tmp_path: Path, monke
 class Served:
     """Items that a pool has served; those in `slow` wait at the gate."""
 
-    def __init__(self, threads: int, patience_s: float = 0.0, stuck_s: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        threads: int,
+        patience_s: float = 0.0,
+        stuck_s: float = PATIENCE,
+        many: ServeMany[int] | None = None,
+    ) -> None:
         self.slow: set[int] = set()
         self.gate = Gate()
         self.items: list[int] = []
         self.threads: set[str] = set()
         self.pool: ItemPool[int] = ItemPool(
-            "tested", self._serve, clock=SystemClock(), threads=threads, patience_s=patience_s, stuck_s=stuck_s
+            "tested",
+            self._serve,
+            clock=SystemClock(),
+            threads=threads,
+            patience_s=patience_s,
+            stuck_s=stuck_s,
+            many=many,
         )
 
     def _serve(self, item: int) -> None:
@@ -234,6 +246,25 @@ def test_another_thread_of_a_patient_pool_joins_in_when_the_first_takes_long() -
         until(lambda: served.items == [3])
     until(lambda: sorted(served.items) == [1, 2, 3])
 
+    assert served.pool.stop()
+
+
+def test_a_pool_serves_many_that_wait_at_once_and_fewer_one_by_one() -> None:
+    rounds: list[list[int]] = []
+    served = Served(threads=2, many=ServeMany(lambda items: rounds.append(list(items)), 3, 4))
+    served.slow |= {0, 1}
+    for item in (0, 1):
+        served.pool.ask(item)
+    with served.gate.reached_here():
+        until(lambda: served.pool.status().running_s is not None and len(served.threads) == 2)
+        for item in range(2, 9):
+            served.pool.ask(item)
+            served.pool.ask(item)
+    until(lambda: len(served.items) + sum(map(len, rounds)) == 9)
+
+    assert sorted([*served.items, *(item for group in rounds for item in group)]) == list(range(9))
+    assert rounds[0] == [2, 3, 4, 5]
+    assert all(3 <= len(group) <= 4 for group in rounds)
     assert served.pool.stop()
 
 

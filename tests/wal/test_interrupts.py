@@ -99,7 +99,7 @@ def _commit_through(
     rig = Rig(simulated(), durability).open()
     before(rig)
     staged = [rig.stage(), rig.stage(3, producing=(1, 0)), rig.stage(producing=(2, 0)), rig.stage(3, producing=(1, 0))]
-    _traced(rig.wal.commit, interruption)
+    traced(rig.wal.commit, interruption)
     for attempt, ticket in staged:
         # Settled by the commit, or still queued: then whoever waits commits for itself, as here.
         rig.hear(attempt, ticket)
@@ -122,7 +122,7 @@ def _after_crashes(rig: Simulated, durability: Durability) -> list[Violation]:
     return violations
 
 
-def _traced(step: Callable[[], object], interruption: Interruption) -> None:
+def traced(step: Callable[[], object], interruption: Interruption) -> None:
     previous = sys.gettrace()
     sys.settrace(interruption)
     try:
@@ -142,7 +142,7 @@ def test_an_exception_at_any_line_of_a_commit_loses_no_callback_and_calls_none_t
             rig.wal.stage_one(_entry()._replace(ticket=ack), 1)
             ack.add_callback(lambda told: heard.append(told))  # noqa: B023, PLW0108 - read before the next round
         interruption = Interruption(line, KeyboardInterrupt)
-        _traced(rig.wal.commit, interruption)
+        traced(rig.wal.commit, interruption)
         for _ in range(2):
             rig.shard.upkeep.maintain()
         rig.wal.commit()
@@ -165,7 +165,7 @@ def test_an_exception_at_any_line_of_a_lone_append_loses_no_ack_and_the_log_goes
         rig.append()
         rig.append()
         interruption = Interruption(line, error)
-        _traced(rig.append_one, interruption)
+        traced(rig.append_one, interruption)
         attempt, ticket = rig.stage()
         rig.hear(attempt, ticket)
         rig.note(Troubled())
@@ -246,7 +246,7 @@ def test_an_exception_at_any_line_of_a_healing_leaves_a_log_that_the_next_healin
             rig.stage()
             _traced_at(rig, "write_all", KeyboardInterrupt)
         interruption = Interruption(line, KeyboardInterrupt)
-        _traced(rig.wal.heal, interruption)
+        traced(rig.wal.heal, interruption)
 
         rig.shard.upkeep.maintain()
 

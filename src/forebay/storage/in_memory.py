@@ -100,7 +100,7 @@ class InMemoryBackend:
         self._engine = engine
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock, is_alone=True)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
-        self.committers = Committers(clock, settings.runtime.committers)
+        self.committers = Committers(clock, settings.runtime)
         self.shards = MemoryShards(engine, self.definitions, lifetime, self._adopt_definition)
         self.alterations = Alterations(self.definitions, self.shards, clock, self._apply_limits)
         self.following = DefinitionsWorker(

@@ -33,6 +33,7 @@ from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.segments import SegmentWorkers
+from forebay.storage.background.sync import FileSystem
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
 from forebay.storage.definitions import FOLLOW_SECONDS, DefinitionChanges, Definitions
@@ -126,7 +127,7 @@ class OwnerBackend:
         self.cursors = Cursors(ProgressStore(metadata, prefix, clock), settings.progress, clock)
         self.objects = ObjectCleanup(metadata, settings, opened.places, clock)
         self.background = Background()
-        self.committers = Committers(clock, settings.runtime.committers)
+        self.committers = Committers(clock, settings.runtime, FileSystem(opened.disk, opened.directory.shards))
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self.segments = SegmentWorkers(
             opened.disk,

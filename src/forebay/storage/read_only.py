@@ -112,7 +112,7 @@ class ReadOnlyBackend:
         self._own_disk = own_disk
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
-        self.committers = Committers(clock, settings.runtime.committers)
+        self.committers = Committers(clock, settings.runtime)
         self._engine = FollowingEngine(
             directory.shards,
             settings,

@@ -32,11 +32,13 @@ from forebay.wal.files import FileList
 from forebay.wal.recovery.heal import rebuild
 from forebay.wal.refusals import Refusals, fenced, refusals
 from forebay.wal.removals import Removals
-from forebay.wal.tail import LiveFile, Tail
+from forebay.wal.tail import CachedFrame, LiveFile, Tail
 from forebay.wal.writer import ActiveFile, SyncTarget, Writer
 
 logger = logging.getLogger(__name__)
 
+_NEW: Final = tuple.__new__
+"""Half the cost of calling a named tuple's class."""
 TIMED_COMMITS = 8
 """One of so many commits is timed: a look at the clock for each would cost single appends more than they can spare."""
 PAGE_BYTES = 1024 * 1024
@@ -74,6 +76,13 @@ class LogState(NamedTuple):
     """Why appends are refused. Of a closed log: why it could not be closed in order."""
     is_fenced: bool = False
     """The log was fenced, and may be closed since."""
+
+
+class WrittenCommit(NamedTuple):
+    """A commit whose frames are in the file, before readers see them: only under the commit lock."""
+
+    frames: list[CachedFrame]
+    begun: float
 
 
 class Wal:
@@ -265,45 +274,96 @@ class Wal:
 
     def _commit(self) -> None:
         """Write, publish and acknowledge what waits, in this order, or fail it. The caller holds the commit lock."""
-        writer, queue, tail, counters = self.writer, self.queue, self.tail, self.counters
         try:
-            self.queued_since = None
-            if writer.in_doubt or queue.taken:
-                self._end_interrupted()
-            queue.take()
-            if not queue.taken:
-                return
-            now = writer.clock.monotonic()
-            if now >= self._space.due:
-                self._space.check(now)
-            active = writer.active
-            if active is not None and active.position >= self.settings.rotate_bytes_max and not writer.syncing:
-                self.rotate_locked()
-            made = writer.write(queue.taken)
-            if self.policy.syncs_before_ack:
-                writer.sync()
-            # After everything that takes time and before the answer: an owner that pauses here acknowledges nothing.
-            if self.still_owner is not None and not self.still_owner():
-                raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged", shard=writer.place)
-            # In this order: what readers may have seen is acknowledged, whatever strikes in between.
-            tail.publish(made, writer)
-            counters.commits += 1
-            counters.records += tail.head - made[0].base
-            for frame in made:
-                counters.bytes_written += len(frame.data)
-            self.idle_since = now
-            if self.dirty_since is None:
-                self.note_dirty()
-            queue.acknowledge()
-            if counters.commits % TIMED_COMMITS == 1:
-                counters.append_seconds.observe(writer.clock.monotonic() - now)
-            # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.
-            if tail.waiting or tail.wakers:
-                self.wake()
+            written = self._write_queued()
+            if written is not None:
+                if self.policy.syncs_before_ack:
+                    self.writer.sync()
+                self._publish(written)
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, OSError | ForebayError):
                 raise
+
+    def _write_queued(self) -> WrittenCommit | None:
+        """Write what waits, in a new file if it is time for one; `None` if nothing waits."""
+        writer, queue = self.writer, self.queue
+        self.queued_since = None
+        if writer.in_doubt or queue.taken:
+            self._end_interrupted()
+        queue.take()
+        if not queue.taken:
+            return None
+        now = writer.clock.monotonic()
+        if now >= self._space.due:
+            self._space.check(now)
+        active = writer.active
+        if active is not None and active.position >= self.settings.rotate_bytes_max and not writer.syncing:
+            self.rotate_locked()
+        return _NEW(WrittenCommit, (writer.write(queue.taken), now))
+
+    def _publish(self, written: WrittenCommit) -> None:
+        """Show readers what was written, and synced if the class asks for that, and acknowledge it."""
+        writer, tail, counters = self.writer, self.tail, self.counters
+        made, begun = written
+        # After everything that takes time and before the answer: an owner that pauses here acknowledges nothing.
+        if self.still_owner is not None and not self.still_owner():
+            raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged", shard=writer.place)
+        # In this order: what readers may have seen is acknowledged, whatever strikes in between.
+        tail.publish(made, writer)
+        counters.commits += 1
+        counters.records += tail.head - made[0].base
+        for frame in made:
+            counters.bytes_written += len(frame.data)
+        self.idle_since = begun
+        if self.dirty_since is None:
+            self.note_dirty()
+        self.queue.acknowledge()
+        if counters.commits % TIMED_COMMITS == 1:
+            counters.append_seconds.observe(writer.clock.monotonic() - begun)
+        # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.
+        if tail.waiting or tail.wakers:
+            self.wake()
+
+    # A commit that one sync makes durable together with those of other logs
+
+    def begin_commit(self) -> WrittenCommit | None:
+        """Write what waits. The commit lock is taken on return; the same thread calls `end_commit` after a sync.
+
+        `None`, with the lock free, if nothing waits or could be written, another thread has the lock, or a new file, a
+        reservation or a background sync has to be waited for. Never waits for the lock: the thread may hold those of
+        other logs. Called by a background worker, which no interrupt (Ctrl-C) reaches.
+        """
+        is_free, written = False, None
+        try:
+            is_free = self.group.lock.acquire(blocking=False)
+            if is_free and not self.writer.syncing and not self.writer.waits_before(self.queue.next):
+                written = self._write_queued()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, OSError | ForebayError):
+                raise
+        finally:
+            if is_free and written is None:
+                self.group.lock.release()
+        return written
+
+    def end_commit(self, written: WrittenCommit, failure: OSError | None) -> None:
+        """A sync of all that was written has returned, or failed: publish and acknowledge, or fail the log.
+
+        Releases the commit lock. The caller calls back (`GroupCommit.call_back`) when it holds no other.
+        """
+        try:
+            if failure is not None:
+                raise failure
+            self.writer.note_all_synced(written.begun)
+            self._publish(written)
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, OSError | ForebayError):
+                raise
+        finally:
+            self.group.lock.release()
 
     def note_dirty(self) -> None:
         """Something is to be synced: `upkeep` has work."""

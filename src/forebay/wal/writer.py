@@ -271,12 +271,14 @@ class Writer:
         return made
 
     def waits_before(self, end: int) -> bool:
-        """Whether records up to `end` must wait: for a reservation or a new file.
+        """Whether records up to `end` must wait: for a reservation, a new file or a sync before they are written.
 
         A look without a lock.
         """
         active = self.active
-        if active is None or active.position >= self.settings.rotate_bytes_max or self._stray is not None:
+        if active is None or active.position >= self.settings.rotate_bytes_max:
+            return True
+        if self._stray is not None or self._reopened_clean:
             return True
         return end > self.reserved_end
 
@@ -296,6 +298,12 @@ class Writer:
             active.file.sync()
             self.note_synced(target)
             self.in_doubt = in_doubt
+
+    def note_all_synced(self, begun: float) -> None:
+        """A sync of the whole file system, for which this writer has waited since `begun`, has returned."""
+        active = self.active
+        if active is not None and active.position != active.synced:
+            self.note_synced(SyncTarget(active, active.position, self.end, begun))
 
     def _await_background(self) -> None:
         background = self._background

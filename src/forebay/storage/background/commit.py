@@ -10,13 +10,27 @@ a time, the one that has waited longest, and a shard is served by one thread at 
   threads of their own, so that however many shards wait, they keep no committer from the others.
 
 So a shard that hangs keeps one thread, and the others go on.
+
+Where many shards wait whose commits sync, one thread commits them in a round: it writes all of them, syncs their file
+system once, and then publishes and acknowledges each. It holds their commit locks from the write to the
+acknowledgement, so that nothing comes in between. What would have to wait takes no part in a round.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+from collections.abc import Sequence
+
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
-from forebay.workers import ItemPool
+from forebay.settings import RuntimeSettings
+from forebay.shard import SegmentShard
+from forebay.storage.background.sync import FileSystem
+from forebay.wal.log import WrittenCommit
+from forebay.workers import ItemPool, ServeMany
+
+logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.005
 """So long one thread that only writes is given for one shard before another thread goes on with the next."""
@@ -27,8 +41,10 @@ STUCK_SECONDS = 1.0
 class Committers:
     """Commits the queues of shards, soon after they are asked for."""
 
-    def __init__(self, clock: Clock, threads: int) -> None:
-        """At most `threads` in each group, begun when they are first needed."""
+    def __init__(self, clock: Clock, settings: RuntimeSettings, filesystem: FileSystem | None = None) -> None:
+        """Threads begin when they are first needed. Without a file system there are no rounds."""
+        threads = settings.committers
+        self._filesystem = filesystem
         self._writing: ItemPool[OwnedShard] = ItemPool(
             "forebay-committer",
             self._commit,
@@ -37,8 +53,15 @@ class Committers:
             patience_s=PATIENCE_SECONDS,
             stuck_s=STUCK_SECONDS,
         )
+        # No more files than stay open while they have unsynced bytes: to open another one of them would be synced.
+        rounds = ServeMany(self._commit_together, settings.shards_syncfs_min, settings.descriptors_max // 2)
         self._syncing: ItemPool[OwnedShard] = ItemPool(
-            "forebay-syncing-committer", self._commit, clock=clock, threads=threads, stuck_s=STUCK_SECONDS
+            "forebay-syncing-committer",
+            self._commit,
+            clock=clock,
+            threads=threads,
+            stuck_s=STUCK_SECONDS,
+            many=rounds if filesystem is not None else None,
         )
         self._waiting: ItemPool[OwnedShard] = ItemPool(
             "forebay-waiting-committer", _commit, clock=clock, threads=threads, stuck_s=STUCK_SECONDS
@@ -64,6 +87,48 @@ class Committers:
         else:
             shard.commit()
 
+    def _commit_together(self, shards: Sequence[OwnedShard]) -> None:
+        """A round. Takes the commit lock of each shard if it is free, and holds them until all are synced.
+
+        Whatever happens, each commit that was begun is ended. One shard's trouble is logged and stops no other.
+        """
+        assert self._filesystem is not None
+        segments = [shard for shard in shards if isinstance(shard, SegmentShard)]
+        begun: list[tuple[SegmentShard, WrittenCommit]] = []
+        failure: OSError | None = OSError(errno.EINTR, "a sync was interrupted")
+        try:
+            for shard in segments:
+                written = _begun(shard)
+                if written is not None:
+                    begun.append((shard, written))
+            if begun:
+                failure = self._filesystem.sync()
+        finally:
+            for shard, written in begun:
+                _end(shard, written, failure)
+        taken: set[OwnedShard] = {shard for shard, _ in begun}
+        for left in set(shards) - taken:
+            # What was queued in the others since they were written was asked for again.
+            if not (isinstance(left, SegmentShard) and left.wal.queue.is_empty):
+                self._waiting.ask(left)
+        for shard in segments:
+            shard.wal.group.call_back()
+
 
 def _commit(shard: OwnedShard) -> None:
     shard.commit()
+
+
+def _begun(shard: SegmentShard) -> WrittenCommit | None:
+    try:
+        return shard.wal.begin_commit()
+    except Exception:
+        logger.exception("%s: a commit failed", shard.ref)
+        return None
+
+
+def _end(shard: SegmentShard, written: WrittenCommit, failure: OSError | None) -> None:
+    try:
+        shard.wal.end_commit(written, failure)
+    except Exception:
+        logger.exception("%s: a commit failed", shard.ref)

@@ -10,6 +10,7 @@ import errno
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from forebay.appends.callbacks import left_due
 from forebay.clock import Clock
@@ -26,6 +27,24 @@ STUCK_SECONDS = 1.0
 """A sync that takes longer is left to its thread: another goes on with the syncs of other shards."""
 MOMENT_SECONDS = 0.02
 """A shard whose log other threads use for longer than that is left for the next round."""
+
+
+class FileSystem(NamedTuple):
+    """Where the logs of a directory lie: one sync makes all of them durable, at less cost than one for each of many."""
+
+    disk: Disk
+    root: str
+
+    def sync(self) -> OSError | None:
+        """Make everything that was written durable; why that failed, if it did.
+
+        The failure may be that of any file there, also of another process: then no file counts as synced.
+        """
+        try:
+            self.disk.sync_filesystem(self.root)
+        except OSError as error:
+            return error
+        return None
 
 
 class SyncWorker:
@@ -46,10 +65,9 @@ class SyncWorker:
         `relieve` has other threads take over from workers that are stuck.
         """
         self._hand_on = hand_on
-        self._disk = disk
+        self._filesystem = FileSystem(disk, root)
         self._clock = clock
         self._ages_checked = clock.monotonic()
-        self._root = root
         self._settings = settings
         self._relieve = relieve
         self._callbacks: ItemWorker[SegmentShard] = ItemWorker(
@@ -192,10 +210,7 @@ class SyncWorker:
                         target = shard.wal.begin_background_sync()
                         if target is not None:
                             targets.append((shard, target))
-                self._disk.sync_filesystem(self._root)
-                failure = None
-            except OSError as error:
-                failure = error
+                failure = self._filesystem.sync()
             finally:
                 # All of them first: a log that another thread writes for long keeps no other from its answer.
                 for shard, target in targets:
