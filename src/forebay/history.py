@@ -23,7 +23,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, Segme
 from forebay.locks import Rank, RankedLock
 from forebay.meter import LogMeter, Metric
 from forebay.pages import Page, Span
-from forebay.records import Gap, Reason
+from forebay.records import OFFSET_MAX, Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
 
 PAGE_BYTES = 1024 * 1024
@@ -139,12 +139,14 @@ class History:
             return Page([], [gap._replace(start=offset)], gap.stop)
         return Span(descriptor.start, descriptor.end, self._segment(descriptor))
 
-    def offset_at_time(self, timestamp: int) -> int | None:
+    def offset_at_time(self, timestamp: int, end: int = OFFSET_MAX) -> int | None:
         """The first record at or after the time; `None` if history has none.
 
-        It may lie in a bulk load that is not committed yet: who begins there waits, and misses nothing of it.
+        `end` is where history ends as far as the caller knows: the catalog is read only if less is known here.
+        The record may lie in a bulk load that is not committed yet: a reader that begins there waits for it.
         """
-        self.refresh()
+        if end > self.end:
+            self.refresh()
         return self._tried(f"time {timestamp}", lambda: self._offset_at_time(timestamp))
 
     def damage_at(self, offset: int) -> Gap | None:

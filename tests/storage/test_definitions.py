@@ -245,47 +245,6 @@ def test_a_process_remembers_a_limited_number_of_definitions(here: Follower, mon
     assert here.reads(lambda: here.definitions.find(names[0])) == 1
 
 
-def _reads(log: Storage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every read of the metadata store from now on, by any thread but those that follow changes."""
-    asked: list[str] = []
-    for method in ("get", "range", "revision", "session_alive"):
-        original = getattr(inside(log).metadata, method)
-
-        def counted(
-            *args: object, method: str = method, original: Callable[..., object] = original, **kw: object
-        ) -> object:
-            asked.append(f"{method} {args[0] if args else ''}")
-            return original(*args, **kw)
-
-        monkeypatch.setattr(inside(log).metadata, method, counted)
-    return asked
-
-
-@pytest.mark.parametrize("engine", ["segment", "rocksdb", "memory"])
-def test_calls_of_a_known_topic_read_no_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
-    settings = Settings.load(overrides={**QUICK, "progress": {"flush_interval_ms": 600_000}})
-    with Storage.open(tmp_path / "log", settings, clock=ManualClock()) as log:
-        log.create_topic("shop/orders", engine=engine).append(b"a")
-        group = log.group("billing")
-        group.commit("shop/orders", 1)
-        inside(log).follow_changes()
-        log.topic("shop/orders").append(b"b")
-        list(log.topic("shop/orders").read())
-        inside(log).workers.stop()
-
-        asked = _reads(log, monkeypatch)
-        topic = log.topic("shop/orders")
-        topic.append(b"c")
-        topic.append_many([b"d", b"e"])
-        assert len(list(topic.read())) == 5
-        assert topic.offsets().next == 5
-        assert group.commit("shop/orders", 2, ack="cached") == 2
-        assert group.commit("shop/orders", 3) == 3
-        assert group.commit("shop/orders", 4, ack="cached") == 4
-
-        assert asked == []
-
-
 def test_two_processes_on_one_database_go_by_each_others_changes(tmp_path: Path) -> None:
     settings = {**QUICK, "metadata": {"path": str(tmp_path / "shared.sqlite")}}
     with forebay.open(tmp_path / "a", settings) as here, forebay.open(tmp_path / "b", settings) as there:

@@ -87,7 +87,7 @@ class NoHistory:
         """An empty page."""
         return Page([], [], offset)
 
-    def offset_at_time(self, timestamp: int) -> int | None:
+    def offset_at_time(self, timestamp: int, end: int = 0) -> int | None:
         """`None`."""
         return None
 
@@ -201,7 +201,7 @@ class Tiers:
         """The first record at or after the time, by offset, in whichever tier it lies."""
         while True:
             exported = self._past.exported
-            found = self._past.history.offset_at_time(timestamp)
+            found = self._past.history.offset_at_time(timestamp, exported)
             if found is not None:
                 # Whatever lies before it is history too.
                 return found
