@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -208,6 +209,44 @@ def topics_in_use(path: str, count: str, cache_bytes_max: str) -> None:
     _die()
 
 
+def create_beside_deletion(path: str, count: str) -> None:
+    """Create topics while another thread deletes one with many objects, and some more when nothing else is done."""
+    _import_all()
+    store = Path(path) / "store"
+    settings = {"storage": {"mode": "shared_fs"}, "store": {"root": str(store)}}
+    with forebay.open(Path(path) / "data", settings) as log:
+        log.create_topic("bench/large").append(b"v")
+        log.export_topic("bench/large")
+        (exported,) = store.rglob("*.seg")
+        # Objects beside the exported one, as many as a long history has: a deletion finds and removes each.
+        for number in range(1, int(count)):
+            exported.with_name(f"1-{number:032x}.seg").write_bytes(b"v")
+        payload.check_count("objects", int(count), len(list(store.rglob("*.seg"))))
+        deleting = threading.Thread(target=log.delete_topic, args=("bench/large",))
+        begun = time.perf_counter()
+        deleting.start()
+        beside = _created(log, "beside", deleting.is_alive)
+        deleting.join()
+        seconds = time.perf_counter() - begun
+        if list(store.rglob("*.seg")):
+            raise payload.Wrong("the deletion left objects")
+        left = iter(beside[:200])
+        alone = _created(log, "alone", lambda: next(left, None) is not None)
+    figures = {"median": statistics.median(beside) * 1e3, "slowest": max(beside) * 1e3}
+    figures |= {"median alone": statistics.median(alone) * 1e3, "slowest alone": max(alone) * 1e3}
+    _answer(**figures, deletion=seconds)
+
+
+def _created(log: forebay.Storage, name: str, goes_on: Callable[[], bool]) -> list[float]:
+    """How long each creation took, one after the other for as long as is said, at least one."""
+    taken: list[float] = []
+    while not taken or goes_on():
+        begun = time.perf_counter()
+        log.create_topic(f"bench/{name}{len(taken)}")
+        taken.append(time.perf_counter() - begun)
+    return taken
+
+
 def _resident_now() -> int:
     gc.collect()
     return _resident()
@@ -272,6 +311,7 @@ STEPS: dict[str, Callable[..., Any]] = {
         open_topics,
         churn,
         topics_in_use,
+        create_beside_deletion,
         export_weighed,
         history_weighed,
     )

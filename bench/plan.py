@@ -33,7 +33,7 @@ class Sizes:
     task_batches: int = 20
     batched: tuple[int, ...] = (1, 10, 100)
     written_topics: tuple[int, ...] = (1_000, 10_000)
-    written_seconds: float = 3.0
+    written_seconds: float = 1.0
     keyed_batches: int = 200
     stuck_seconds: float = 2.0
     paced_seconds: float = 1.0
@@ -42,6 +42,7 @@ class Sizes:
     topics: tuple[int, ...] = (1, 100, 10_000)
     idle_seconds: float = 2.0
     churned: int = 10_000
+    deleted_objects: int = 5_000
     watchers: tuple[int, ...] = (1, 100, 1_000)
     idle_watchers: int = 10_000
     watched_appends: int = 100
@@ -76,6 +77,7 @@ TOY = Sizes(
     topics=(1, 5),
     idle_seconds=0.05,
     churned=20,
+    deleted_objects=20,
     watchers=(1, 5),
     idle_watchers=20,
     watched_appends=5,

@@ -1,4 +1,4 @@
-"""What stays in memory: of topics that come and go, and of many that are all in use."""
+"""Topics that come and go: what stays of them in memory, and what the deletion of a large one costs another."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def run(plan: Plan) -> Iterator[Result]:
     """All figures of the case."""
     yield from _come_and_go(plan)
     yield from _in_use(plan)
+    yield from _beside_a_deletion(plan)
 
 
 def _come_and_go(plan: Plan) -> Iterator[Result]:
@@ -36,3 +37,13 @@ def _in_use(plan: Plan) -> Iterator[Result]:
     yield result("churn", f"{name}: resident over the base", "MB", figures["resident"], {}, [at_most(limit)])
     yield result("churn", f"{name}: appended", "MB", figures["appended"])
     yield result("churn", f"{name}: in caches", "MB", figures["cached"], {}, [at_most(CACHE_BYTES_MAX / 1e6 * 1.1)])
+
+
+def _beside_a_deletion(plan: Plan) -> Iterator[Result]:
+    count = plan.sizes.deleted_objects
+    figures = children.run("create_beside_deletion", plan.fresh(), count)
+    name = f"create a topic while one of {count:,} objects is deleted"
+    for metric in ("median", "slowest"):
+        alone = {"alone": figures[f"{metric} alone"]}
+        yield result("churn", f"{name}: {metric}", "ms", figures[metric], alone, [at_most(100)])
+    yield result("churn", f"{name}: the deletion", "s", figures["deletion"])

@@ -46,9 +46,9 @@ def _nats_counts(plan: Plan) -> tuple[int, ...]:
 
 def _contenders(plan: Plan) -> Iterator[tuple[str, Contender | None]]:
     sizes = plan.sizes
-    for kind, produce in (("threads", _by_threads), ("asyncio", _by_coroutines)):
+    for kind, produce in (("threads", by_threads), ("asyncio", by_coroutines)):
         for producers in sizes.producers:
-            yield f"{kind} {producers}", _ours(plan, produce, producers)
+            yield f"{kind} {producers}", produced(plan, produce, producers)
     for name, store in stores.EMBEDDED.items():
         wanted = plan.peers and stores.available(name)
         yield name, _embedded(plan, name, store) if wanted else None
@@ -63,7 +63,9 @@ def _share(plan: Plan, producers: int) -> Sequence[bytes]:
     return payload.values(plan.sizes.durable_many + plan.sizes.durable_single)[:count]
 
 
-def _ours(plan: Plan, produce: Produce, producers: int) -> Contender:
+def produced(plan: Plan, produce: Produce, producers: int) -> Contender:
+    """The rate of single durable appends by so many producers."""
+
     def contender() -> Figures:
         records = _share(plan, producers)
         with stores.opened(stores.Forebay, plan.fresh(), durable=True) as store:
@@ -78,7 +80,9 @@ def _ours(plan: Plan, produce: Produce, producers: int) -> Contender:
     return contender
 
 
-def _by_threads(topic: forebay.Topic, records: Sequence[bytes], producers: int) -> None:
+def by_threads(topic: forebay.Topic, records: Sequence[bytes], producers: int) -> None:
+    """Append with a thread for each producer; the only one is the calling thread."""
+
     def one(share: Sequence[bytes]) -> None:
         for value in share:
             topic.append(value)
@@ -93,7 +97,9 @@ def _by_threads(topic: forebay.Topic, records: Sequence[bytes], producers: int) 
         thread.join()
 
 
-def _by_coroutines(topic: forebay.Topic, records: Sequence[bytes], producers: int) -> None:
+def by_coroutines(topic: forebay.Topic, records: Sequence[bytes], producers: int) -> None:
+    """Append with a coroutine of one event loop for each producer."""
+
     async def one(share: Sequence[bytes]) -> None:
         for value in share:
             await topic.append_nowait(value)

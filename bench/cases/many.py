@@ -1,4 +1,4 @@
-"""Many at once: tasks that append batches, topics that are written now and then, keyed batches, a stuck neighbour.
+"""Many at once: producers of single records and of batches, topics written now and then, keyed rows, a stuck neighbour.
 
 Each figure stands beside the way before, which is kept here: a batch held one of a few threads until it was durable,
 and a record batch was split by its rows, one partition after the other.
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 import forebay
 import forebay.aio
 from bench import payload, stores
+from bench.cases import durable
 from bench.plan import Contender, Figures, Plan
 from bench.results import Limit, Result, at_least, at_most, result
 from forebay.partitioning import Partitioner
@@ -38,12 +40,29 @@ Append = Callable[[forebay.aio.AsyncTopic, Sequence[bytes]], Awaitable[object]]
 
 def run(plan: Plan) -> Iterator[Result]:
     """All figures of the case."""
+    yield from _singles(plan)
     for each in plan.sizes.batched:
         yield from _batches(plan, each)
-    for count in plan.sizes.written_topics:
-        yield from _topics(plan, count)
     yield from _arrow(plan)
     yield from _stuck(plan)
+    for count in plan.sizes.written_topics:
+        yield from _topics(plan, count)
+
+
+# Single records of many tasks on one topic
+
+
+def _singles(plan: Plan) -> Iterator[Result]:
+    producers = plan.sizes.producers[-1]
+    found = plan.compare(
+        {
+            "many": durable.produced(plan, durable.by_coroutines, producers),
+            "one": durable.produced(plan, durable.by_threads, 1),
+        }
+    )
+    name = f"single appends, fsync, {producers} asyncio producers"
+    peers = {"1 producer": found["one"]["rate"]}
+    yield result("many", name, "records/s", found["many"]["rate"], peers, [at_least(40, "1 producer")])
 
 
 # Batches of many tasks on one topic
@@ -101,42 +120,54 @@ def _appending(*, by_threads: bool) -> Iterator[Append]:
 
 
 def _topics(plan: Plan, count: int) -> Iterator[Result]:
-    found = plan.compare(
-        {"ours": _written(plan, count, by_threads=False), "threads": _written(plan, count, by_threads=True)}
-    )
+    # One log for both ways: making so many topics takes longer than writing to them.
+    path = plan.shared(f"{count} written topics", lambda path: None)
+    with asyncio.Runner() as runner:
+        log = runner.run(_opened(path / "data"))
+        topics = runner.run(_made(log, count))
+        rounds = max(1, round(plan.sizes.written_seconds))
+        found = plan.compare(
+            {
+                "ours": lambda: runner.run(_written(topics, rounds, by_threads=False)),
+                "threads": lambda: runner.run(_written(topics, rounds, by_threads=True)),
+            }
+        )
+        runner.run(_checked(topics, 1 + 2 * rounds * plan.sizes.rounds))
+        runner.run(log.close())
     for metric in ("p50", "p99"):
         peers = {f"{THREADS} threads": found["threads"][metric]}
         name = f"{count:,} topics written once a second, fsync, {metric}"
         yield result("many", name, "ms", found["ours"][metric], peers)
 
 
-def _written(plan: Plan, count: int, *, by_threads: bool) -> Contender:
-    async def measured() -> Figures:
-        taken: list[float] = []
-        with _appending(by_threads=by_threads) as append:
-            async with forebay.aio.open(plan.fresh() / "data") as log:
-                topics = [await log.create_topic(f"bench/t{number}", durability="fsync") for number in range(count)]
-                for topic in topics:
-                    await topic.append(b"first")
+async def _opened(path: Path) -> forebay.aio.AsyncLog:
+    return await forebay.aio.open(path)
 
-                async def one(topic: forebay.aio.AsyncTopic, due: float) -> None:
-                    await asyncio.sleep(due - time.perf_counter())
-                    await append(topic, [b"x" * payload.VALUE_BYTES])
-                    taken.append(time.perf_counter() - due)
 
-                begun = time.perf_counter() + 0.1
-                rounds = max(1, round(plan.sizes.written_seconds))
-                dues = [
-                    (topic, begun + turn + place / count)
-                    for turn in range(rounds)
-                    for place, topic in enumerate(topics)
-                ]
-                await asyncio.gather(*(one(topic, due) for topic, due in dues))
-                for topic in topics[:: max(1, count // 10)]:
-                    payload.check_count("forebay", rounds + 1, (await topic.offsets()).next)
-        return _percentiles(taken)
+async def _made(log: forebay.aio.AsyncLog, count: int) -> list[forebay.aio.AsyncTopic]:
+    topics = [await log.create_topic(f"bench/t{number}", durability="fsync") for number in range(count)]
+    await asyncio.gather(*(topic.append(b"first") for topic in topics))
+    return topics
 
-    return lambda: asyncio.run(measured())
+
+async def _written(topics: Sequence[forebay.aio.AsyncTopic], rounds: int, *, by_threads: bool) -> Figures:
+    taken: list[float] = []
+    with _appending(by_threads=by_threads) as append:
+
+        async def one(topic: forebay.aio.AsyncTopic, due: float) -> None:
+            await asyncio.sleep(due - time.perf_counter())
+            await append(topic, [b"x" * payload.VALUE_BYTES])
+            taken.append(time.perf_counter() - due)
+
+        begun, count = time.perf_counter() + 0.1, len(topics)
+        dues = [(topic, begun + turn + place / count) for turn in range(rounds) for place, topic in enumerate(topics)]
+        await asyncio.gather(*(one(topic, due) for topic, due in dues))
+    return _percentiles(taken)
+
+
+async def _checked(topics: Sequence[forebay.aio.AsyncTopic], count: int) -> None:
+    for topic in topics[:: max(1, len(topics) // 10)]:
+        payload.check_count("forebay", count, (await topic.offsets()).next)
 
 
 def _percentiles(taken: Sequence[float]) -> Figures:
