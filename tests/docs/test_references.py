@@ -33,6 +33,15 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
     assert (missing, unknown) == ([], [])
 
 
+def test_each_need_of_a_server_names_the_tests_that_show_it() -> None:
+    page = (_ROOT / "docs" / "development.md").read_text()
+    section = page.partition("## What a server needs of the core\n")[2].partition("\n## ")[0]
+    rows = [row for row in section.splitlines() if row.startswith("| ")][1:]
+
+    assert len(rows) >= 20
+    assert [row for row in rows if not any(name for _, name in _TEST.findall(row))] == []
+
+
 def test_the_page_of_decisions_lists_each_record_by_its_title() -> None:
     records = sorted((_ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     titles = [record.read_text().partition("\n")[0].removeprefix("# ") for record in records]
