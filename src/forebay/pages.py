@@ -5,12 +5,17 @@ Every tier and every engine answers in this shape. Knows records and batches, no
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from forebay.format.frame.batch import Batch
 from forebay.records import Gap, Reason, RecordPage
 
 T = TypeVar("T")
+
+LOOP_RECORDS_MAX: Final = 2_000
+LOOP_BYTES_MAX: Final = 256 * 1024
+"""An event loop checks, encodes or makes no more records at once, nor more bytes of them: it would stand still for a
+millisecond or more. A thread does it."""
 
 
 class Span(NamedTuple, Generic[T]):
@@ -38,6 +43,16 @@ class Page(NamedTuple):
         batches = [batch.slice(batch.base, min(batch.end, stop)) for batch in self.batches if batch.base < stop]
         events = [gap._replace(stop=min(gap.stop, stop)) for gap in self.events if gap.start < stop]
         return Page(batches, events, stop)
+
+    @property
+    def bytes(self) -> int:
+        """What its records count for."""
+        return sum([int(batch.sizes().sum()) for batch in self.batches])
+
+    def holds_a_loop(self, records_max: int) -> bool:
+        """Whether to make up to `records_max` records of it would hold an event loop."""
+        count = sum([batch.count for batch in self.batches])
+        return min(count, records_max) > LOOP_RECORDS_MAX or self.bytes > LOOP_BYTES_MAX
 
 
 class Reach(NamedTuple):

@@ -19,7 +19,9 @@ from forebay.appends.queue import Paused, QueueFull
 from forebay.clock import Clock
 from forebay.engines import memory
 from forebay.engines.registry import Registry
+from forebay.format.frame.batch import Batch
 from forebay.metadata import MetadataStore
+from forebay.pages import LOOP_BYTES_MAX
 from forebay.partitioning import partition_of_key
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.eviction import ByteCount
@@ -377,6 +379,34 @@ def test_many_records_are_encoded_by_a_worker(tmp_path: Path, monkeypatch: pytes
             await topic.append_arrow([b"v"])
         assert len(await collected(topic.read())) == 2 * count
         assert len(threads) == 2 and threading.main_thread() not in threads
+
+    run(tmp_path / "log", use)
+
+
+def test_few_large_records_are_encoded_and_read_by_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records were counted, and not their bytes: the loop stood still for them."""
+    large = b"v" * (LOOP_BYTES_MAX // 2)
+    threads: list[threading.Thread] = []
+    reading: list[threading.Thread] = []
+    monkeypatch.setattr(Appender, "prepare_many", _watched(Appender.prepare_many, threads))
+    monkeypatch.setattr(Appender, "prepare_arrow", _watched(Appender.prepare_arrow, threads))
+    monkeypatch.setattr(Batch, "records", _watched(Batch.records, reading))
+
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        for how in ("many", "arrow"):
+            for found in ([b"v"], [large] * 3):
+                await _append(topic, how, found)
+        await topic.append_many([b"v"], keys=[large * 3])
+        is_main = [thread is threading.main_thread() for thread in threads]
+        assert is_main == [True, False, True, False, False]
+
+        assert topic.read_cached(0, 1) is None
+        assert [len(record.value or b"") for record in (await topic.page(0, 1, bytes_max=1)).records] == [
+            len(large)
+        ] * 3
+        assert len((await topic.page(0, 0, bytes_max=1)).records) == 1
+        assert [thread is threading.main_thread() for thread in reading] == [False, True]
 
     run(tmp_path / "log", use)
 

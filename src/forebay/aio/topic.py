@@ -15,6 +15,7 @@ from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.frame.batch import Batch
 from forebay.live import Watcher
+from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.records import EARLIEST, LATEST, HeadersLike, Offsets, OnGap, Position, Record, RecordPage, Start
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
@@ -27,9 +28,6 @@ from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-LOOP_RECORDS_MAX = 2_000
-"""More records than that are checked and encoded by a worker: the loop would stand still for a millisecond or more."""
 
 
 class _Opening:
@@ -256,7 +254,8 @@ class AsyncTopic:
             previous=previous,
             atomic=atomic,
         )
-        return prepare() if len(values) <= LOOP_RECORDS_MAX else await self._workers.start_encoding(prepare)
+        is_small = len(values) <= LOOP_RECORDS_MAX and _bytes_of(values) + _bytes_of(keys) <= LOOP_BYTES_MAX
+        return prepare() if is_small else await self._workers.start_encoding(prepare)
 
     async def _prepared_arrow(
         self,
@@ -274,7 +273,7 @@ class AsyncTopic:
             sequence=sequence,
             previous=previous,
         )
-        if checked_arrow(batch).num_rows <= LOOP_RECORDS_MAX:
+        if checked_arrow(batch).num_rows <= LOOP_RECORDS_MAX and batch.nbytes <= LOOP_BYTES_MAX:
             return prepare()
         return await self._workers.start_encoding(prepare)
 
@@ -349,7 +348,7 @@ class AsyncTopic:
     async def page(
         self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
     ) -> RecordPage:
-        """See `Topic.page`. What is in memory is read in the event loop, the rest by a worker."""
+        """See `Topic.page`. What `read_cached` gives is read in the event loop, the rest by a worker."""
         page = self.read_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
         if page is None:
             page = await self._run(self._topic.page, partition, offset, records_max=records_max, bytes_max=bytes_max)
@@ -493,3 +492,10 @@ class AsyncTopic:
     async def rotate(self) -> None:
         """See `Topic.rotate`."""
         await self._run(self._topic.rotate)
+
+
+def _bytes_of(column: Sequence[bytes | None] | None) -> int:
+    """About how many bytes a column has. What is no column of bytes counts for nothing: the checks refuse it."""
+    if not isinstance(column, list | tuple):
+        return 0
+    return sum([len(cell) for cell in column if isinstance(cell, bytes | bytearray | memoryview)])

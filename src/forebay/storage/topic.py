@@ -302,13 +302,14 @@ class Topic:
     ) -> RecordPage | None:
         """As `page`, from memory alone; `None` where `page` has to be asked, which may read files or history.
 
-        For event loops: it opens no shard, touches neither disk nor metadata, and waits for no thread that does.
+        For event loops: it opens no shard, touches neither disk nor metadata, and waits for no thread that does. It
+        is `None`, too, where there is so much that making records of it would hold the loop.
         """
         place = self._shards.partition(partition)
         check_page(offset, records_max, bytes_max)
         shard = self._shards.find(place)
         page = shard.read_cached(offset, bytes_max) if shard is not None else None
-        if shard is None or page is None or offset > (reach := shard.reach()).head:
+        if shard is None or page is None or offset > (reach := shard.reach()).head or page.holds_a_loop(records_max):
             return None
         return record_page(page, reach, place, records_max)
 
