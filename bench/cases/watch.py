@@ -22,7 +22,7 @@ from bench.plan import Contender, Figures, Plan
 from bench.results import Limit, Result, at_most, result
 from forebay.aio import AsyncStream
 from forebay.format.frame.batch import Batch
-from forebay.live import Feeds, Watcher
+from forebay.live import Feeds, WatchedTopic, Watcher
 
 THREADS = 4
 LOOK_SECONDS = 0.5
@@ -154,7 +154,8 @@ async def _shared(topic: forebay.Topic, count: int) -> list[AsyncIterator[foreba
     """Our way."""
     threads, loop = ThreadPoolExecutor(THREADS), asyncio.get_running_loop()
     feeds = Feeds(partial(loop.run_in_executor, threads))
-    streams = [AsyncStream(Watcher(feeds, topic, topic.following, Batch.records)) for _ in range(count)]
+    watched = [WatchedTopic(topic, topic.following, Batch.records) for _ in range(count)]
+    streams = [AsyncStream(Watcher(feeds, [one])) for one in watched]
     for stream in streams:
         await stream.__aenter__()
     return list(streams)

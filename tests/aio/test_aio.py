@@ -111,6 +111,7 @@ def test_every_method_of_the_embedded_log_is_there() -> None:
             "append_nowait",
             "following",
             "waiting",
+            "shard_if_open",
             "shard_page",
             "on_published",
             "loads",

@@ -24,8 +24,9 @@ from forebay.engines import ReadShard
 from forebay.engines.memory_records import HeldRecords
 from forebay.engines.readonly import FollowedShard
 from forebay.format.frame.batch import Batch
-from forebay.live import Feeds, Watcher
+from forebay.live import Feeds, WatchedTopic, Watcher
 from forebay.live.feeds import PAGES_MAX, WOKEN_MAX, ShardFeed
+from forebay.live.outbox import Lane
 from forebay.pages import Page
 from forebay.records import Position
 from forebay.storage import Storage
@@ -63,7 +64,7 @@ class Room:
         self, topic: Topic, start: Position | int = EARLIEST, timeout: float | None = None
     ) -> AsyncStream[Record]:
         begin = partial(topic.following, start)
-        return AsyncStream(Watcher(self.feeds, topic, begin, Batch.records, timeout))
+        return AsyncStream(Watcher(self.feeds, [WatchedTopic(topic, begin, Batch.records)], timeout))
 
 
 @asynccontextmanager
@@ -152,7 +153,7 @@ def test_one_waker_serves_all_watchers_and_a_page_is_rendered_once(tmp_path: Pat
         topic = log.create_topic("t")
         topic.append(b"0")
         begin = partial(topic.following, EARLIEST)
-        streams = [AsyncStream(Watcher(here.feeds, topic, begin, render)) for _ in range(MANY)]
+        streams = [AsyncStream(Watcher(here.feeds, [WatchedTopic(topic, begin, render)])) for _ in range(MANY)]
         assert [await anext(stream) for stream in streams] == [0] * MANY
         waiting = [asyncio.create_task(anext(stream)) for stream in streams]
         await asyncio.sleep(0)
@@ -181,7 +182,8 @@ def test_a_filter_that_shows_nothing_of_a_page_goes_on_behind_it(tmp_path: Path)
         topic = log.create_topic("t")
         for number in range(10):
             topic.append(b"%d" % number, tag="odd" if number % 5 == 3 else "even")
-        stream = AsyncStream(Watcher(here.feeds, topic, partial(topic.following, EARLIEST), odd, 0))
+        watched = WatchedTopic(topic, partial(topic.following, EARLIEST), odd)
+        stream = AsyncStream(Watcher(here.feeds, [watched], 0))
 
         assert values([record async for record in stream]) == [b"3", b"8"]
 
@@ -246,10 +248,10 @@ def test_a_record_that_is_published_between_the_look_and_the_wait_is_not_missed(
         stream = here.watch(topic, LATEST)
         await begun([stream])
 
-        def late(feed: ShardFeed, offset: int, watcher: Watcher[Record]) -> None:
+        def late(feed: ShardFeed, lane: Lane, offset: int) -> None:
             monkeypatch.setattr(ShardFeed, "wait", whole)
             topic.append(b"in between")
-            whole(feed, offset, watcher)
+            whole(feed, lane, offset)
 
         monkeypatch.setattr(ShardFeed, "wait", late)
         assert (await anext(stream)).value == b"in between"
@@ -364,7 +366,7 @@ def test_a_gap_in_the_middle_is_reported_at_its_place_to_each_watcher(tmp_path: 
         async def use(log: Storage, here: Room) -> None:
             seen: list[object] = []
             begin = partial(topic.following, EARLIEST, on_gap=lambda partition, gap: seen.append(gap))
-            async for record in AsyncStream(Watcher(here.feeds, topic, begin, Batch.records, 0)):
+            async for record in AsyncStream(Watcher(here.feeds, [WatchedTopic(topic, begin, Batch.records)], 0)):
                 seen.append(record.value)  # noqa: PERF401 - gaps are appended in between
             assert seen == [b"0", b"1", b"2", Gap(3, 5, Reason.LOST), b"5"]
 
@@ -384,7 +386,7 @@ def test_what_is_evicted_behind_a_slow_watcher_is_a_gap_for_it_alone(tmp_path: P
         topic = log.create_topic("t", cap_records=4)
         gaps: list[Gap] = []
         begin = partial(topic.following, EARLIEST, on_gap=lambda partition, gap: gaps.append(gap))
-        slow = AsyncStream(Watcher(here.feeds, topic, begin, Batch.records, 0))
+        slow = AsyncStream(Watcher(here.feeds, [WatchedTopic(topic, begin, Batch.records)], 0))
         keeps_up = here.watch(topic, timeout=0)
         await begun([slow, keeps_up])
         for number in range(20):

@@ -7,7 +7,7 @@ from functools import partial
 from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.workers import Workers
 from forebay.format.frame.batch import Batch
-from forebay.live import Watcher
+from forebay.live import WatchedTopic, Watcher
 from forebay.records import EARLIEST, CommitAck, OnGap, Position, Record
 from forebay.storage import Reader
 from forebay.storage.arguments import checked_seconds
@@ -74,4 +74,5 @@ class AsyncReader:
         if timeout is not None:
             checked_seconds("timeout", timeout)
         begin = partial(self._reader.following, start=start, partition=partition, on_gap=on_gap)
-        return AsyncStream(Watcher(self._workers.feeds, self._reader.topic, begin, Batch.records, timeout))
+        watched = WatchedTopic(self._reader.topic, begin, Batch.records)
+        return AsyncStream(Watcher(self._workers.feeds, [watched], timeout))

@@ -24,7 +24,7 @@ class AsyncSource(Protocol[T_co]):
         """Decide where the stream starts; harmless when repeated."""
 
     async def next_page(self) -> Sequence[T_co]:
-        """What comes next; empty at the end."""
+        """What comes next, from where `begin` decides; empty at the end."""
 
     def close(self) -> None:
         """Nothing more will be asked for."""
@@ -43,7 +43,6 @@ class AsyncStream(Generic[T]):
     async def __anext__(self) -> T:
         for row in self._rows:
             return row
-        await self._source.begin()
         page = await self._source.next_page()
         if not page:
             raise StopAsyncIteration
@@ -81,7 +80,8 @@ class Paged(Generic[T]):
 
     async def next_page(self) -> list[T]:
         """See `AsyncSource`."""
-        assert self._stream is not None
+        await self.begin()
+        assert self._stream is not None, "it is begun"
         return await self._pages.answer(self._stream.next_page)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from forebay.appends.queue import QueueFull
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.frame.batch import Batch
-from forebay.live import Watcher
+from forebay.live import WatchedTopic, Watcher
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.records import EARLIEST, LATEST, HeadersLike, Offsets, OnGap, Position, Record, RecordPage, Start
 from forebay.settings import Settings
@@ -388,7 +388,8 @@ class AsyncTopic:
         if timeout is not None:
             checked_seconds("timeout", timeout)
         begin = partial(self._topic.following, start, partition=partition, on_gap=on_gap)
-        return AsyncStream(Watcher(self._workers.feeds, self._topic, begin, Batch.records, timeout))
+        watched = WatchedTopic(self._topic, begin, Batch.records)
+        return AsyncStream(Watcher(self._workers.feeds, [watched], timeout))
 
     def read_by_key(
         self,

@@ -1,10 +1,12 @@
 """Follows topics for many watchers of one event loop: one waker per shard and loop, each page read and rendered once.
 
-Knows topics and event loops; knows nothing of sockets, nor of who may read what.
+A server uses it without knowing storage: `Watcher` is a stream over topics for one connection, `poll` one page that is
+waited for. Knows topics and event loops; knows nothing of sockets, nor of who may read what.
 """
 
 from forebay.live.calls import KeptCall, StartCall
 from forebay.live.feeds import Feeds, Render
-from forebay.live.watcher import Watcher
+from forebay.live.polling import PolledPage, poll
+from forebay.live.watcher import Delivered, WatchedTopic, Watcher
 
-__all__ = ["Feeds", "KeptCall", "Render", "StartCall", "Watcher"]
+__all__ = ["Delivered", "Feeds", "KeptCall", "PolledPage", "Render", "StartCall", "WatchedTopic", "Watcher", "poll"]

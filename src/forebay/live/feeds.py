@@ -1,8 +1,9 @@
 """The shards that one event loop follows: wakes those who wait, reads each page once, renders it once per format.
 
 A writer pays for one flag and at most one call into the loop, however many watchers wait there. Everything else runs
-in the loop: pages come from the tail cache, or from a thread where that has not got them. Watchers are woken a few at
-a time, so that a loop with thousands of them gives the writer's thread its turn.
+in the loop: pages come from the tail cache, or from a thread where that has not got them, or where rendering them would
+hold the loop. Watchers are woken a few at a time, so that a loop with thousands of them gives the writer's thread its
+turn.
 """
 
 from __future__ import annotations
@@ -10,29 +11,31 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from forebay.engines import ReadShard
 from forebay.errors import Closed, Corrupt, ForebayError
 from forebay.format.frame.batch import Batch
 from forebay.live.calls import StartCall
-from forebay.pages import Page
-from forebay.reading import Cursor, check_page
+from forebay.live.deadlines import Deadlines
+from forebay.live.outbox import Lane, Outbox
+from forebay.pages import LOOP_BYTES_MAX, Page
+from forebay.reading import check_page
+from forebay.records import Gap, Reason
 from forebay.storage import Topic
-
-if TYPE_CHECKING:
-    from forebay.live.watcher import Watcher
 
 T = TypeVar("T")
 Render: TypeAlias = Callable[[Batch, int], Sequence[T]]
 """What watchers get for a batch of a partition. One function stands for one format and filter: it is called once per
-batch, and all watchers share what it returns. So it returns what no watcher changes."""
+batch, in the loop or in a thread, and all watchers share what it returns. So it returns what no watcher changes."""
 
 PAGE_BYTES: Final = 128 * 1024
 PAGES_MAX: Final = 64
 """So many pages are kept for watchers that come for them a little later; those of all shards count together."""
+PAGES_BYTES_MAX: Final = 16 * 1024 * 1024
+"""So many bytes of pages are kept, each counted once more for each of its renderings."""
 LOOK_SECONDS: Final = 0.5
 """How often a feed looks although no waker was called: a waker that an interrupt has cut short costs no more."""
 LOOKS_REST: Final = 50
@@ -40,21 +43,34 @@ LOOKS_REST: Final = 50
 POLL_REST: Final = 4
 """Where a shard calls no waker, the pause between looks is so many times what the last one took."""
 WOKEN_MAX: Final = 128
-"""So many watchers are woken in one turn of the loop."""
+"""So many watchers are woken at once."""
+CROWD_MIN: Final = 16
+"""A shard with so many watchers is looked at after a pause."""
 WAKE_PAUSE_SECONDS: Final = 0.001
+"""The loop really sleeps before and between crowds of watchers: meanwhile the writer's thread runs, which would wait
+for the interpreter otherwise, most of all to end the very append that woke the loop."""
 
 
 class SharedPage:
     """One page of a shard, for every watcher that comes to its first offset."""
 
-    __slots__ = ("_partition", "_rendered", "ended", "page")
+    __slots__ = ("_partition", "_rendered", "bytes", "ended", "gaps", "page")
 
     def __init__(self, page: Page, partition: int, ended: object) -> None:
         self.page = page
         self.ended = ended
         """What had ended in the shard before the page was read; see `ReadShard.ended`."""
+        self.bytes = page.bytes
+        """What its records count for."""
+        self.gaps: Sequence[Gap] = [gap for gap in page.events if gap.reason is not Reason.DELETED]
+        """The gaps of the page that a reader is to know of."""
         self._partition = partition
         self._rendered: dict[Render[Any], Sequence[Any]] = {}
+
+    @property
+    def cost(self) -> int:
+        """About what it takes in memory."""
+        return self.bytes * (1 + len(self._rendered))
 
     def rows(self, render: Render[T]) -> Sequence[T]:
         """What `render` makes of all batches of the page."""
@@ -102,6 +118,13 @@ class Bell:
         self._is_rung = False
 
     def _rung(self) -> None:
+        feed = self._feed()
+        if feed is not None and len(feed.lanes) >= CROWD_MIN:
+            self._loop.call_later(WAKE_PAUSE_SECONDS, self._look)
+        else:
+            self._look()
+
+    def _look(self) -> None:
         # Before the look: what is published from here on calls again.
         self._is_rung = False
         feed = self._feed()
@@ -113,18 +136,18 @@ class ShardFeed:
     """One shard for all its watchers in one event loop."""
 
     def __init__(self, feeds: Feeds, topic: Topic, partition: int, shard: ReadShard) -> None:
-        self.watchers: weakref.WeakSet[Watcher[Any]] = weakref.WeakSet()
+        self.lanes: dict[Lane, None] = {}
         self.key = (topic.spec.topic_id, partition)
         self._feeds = feeds
         self._topic = topic
         self._partition = partition
         self._partitions = topic.partitions
         self._shard = shard
-        self._waiting: dict[int, dict[Watcher[Any], None]] = {}
-        """Watchers that have nothing to read, by the offset that they wait for."""
-        self._quiet_at: int | None = None
+        self._waiting: dict[int, dict[Lane, None]] = {}
+        """Lanes that have nothing to read, by the offset that they wait for."""
+        self.quiet_at: int | None = None
         """Where the shard ended at the last look, if no waker was called since and it calls its wakers."""
-        self._reads: dict[int, asyncio.Future[tuple[ReadShard, object, Page]]] = {}
+        self._reads: dict[int, asyncio.Future[tuple[ReadShard, SharedPage]]] = {}
         """By offset, what threads read at present."""
         self._poll: asyncio.TimerHandle | None = None
         """The next look, where the shard calls no waker."""
@@ -134,47 +157,59 @@ class ShardFeed:
         self._bell.listen(shard)
         self._listening_since = feeds.loop.time()
 
-    def page(self, offset: int, *, is_waiting: bool) -> SharedPage | None:
+    def page(self, offset: int, render: Render[Any], *, is_waiting: bool) -> SharedPage | None:
         """What there is from `offset` on; `None` if there is nothing yet, or a thread has to read it first.
 
-        A watcher that then waits for this offset is woken when there is more. One that waits in any case
+        A lane that then waits for this offset is handed the page when there is more. One that waits in any case
         (`is_waiting`) needs no look of its own where the last one found nothing and no waker was called since.
         """
-        if is_waiting and offset == self._quiet_at:
+        if is_waiting and offset == self.quiet_at:
             return None
         page = self._cached(offset)
         if page is None:
-            self._fetch(offset)
+            self._fetch(offset, render)
             return None
         if page.page.next > offset:
             return page
         if self._shard.poll_seconds is None:
-            self._quiet_at = offset
+            self.quiet_at = offset
         return None
 
     def is_current(self, page: SharedPage) -> bool:
         """Whether no record of the shard has ended since the page was read."""
         return page.ended == self._shard.ended()
 
-    def reading(self, offset: int) -> asyncio.Future[tuple[ReadShard, object, Page]] | None:
+    def reading(self, offset: int) -> asyncio.Future[tuple[ReadShard, SharedPage]] | None:
         """What a thread reads from this offset on, if one does."""
         return self._reads.get(offset)
 
-    def wait(self, offset: int, watcher: Watcher[Any]) -> None:
-        """Wake this watcher when something at `offset` can be read, or cannot be read for a reason."""
-        self._waiting.setdefault(offset, {})[watcher] = None
-
-    def leave(self, offset: int, watcher: Watcher[Any]) -> None:
-        """This watcher does not wait any more; harmless if it did not."""
+    def wait(self, lane: Lane, offset: int) -> None:
+        """Make this lane ready when something at `offset` can be read, or cannot be read for a reason."""
+        lane.waits_at = offset
         waiting = self._waiting.get(offset)
-        if waiting is not None:
-            waiting.pop(watcher, None)
+        if waiting is None:
+            waiting = self._waiting[offset] = {}
+        waiting[lane] = None
+
+    def leave(self, lane: Lane) -> None:
+        """This lane does not wait any more; harmless if it did not."""
+        offset, lane.waits_at = lane.waits_at, None
+        waiting = None if offset is None else self._waiting.get(offset)
+        if offset is not None and waiting is not None:
+            waiting.pop(lane, None)
             if not waiting:
                 del self._waiting[offset]
 
+    def part(self, lane: Lane) -> None:
+        """The watcher of this lane has ended."""
+        self.leave(lane)
+        self.lanes.pop(lane, None)
+        if not self.lanes:
+            self._feeds.end(self)
+
     def look(self) -> None:
-        """Wake every watcher that waits for something that is there by now."""
-        self._quiet_at = None
+        """Make every lane ready that waits for something that is there by now."""
+        self.quiet_at = None
         for offset in list(self._waiting):
             try:
                 page = self._cached(offset)
@@ -192,7 +227,10 @@ class ShardFeed:
         self.look()
         if self._partitions != self._topic.partitions:
             self._partitions = self._topic.partitions
-            self._feeds.wake(list(self.watchers))
+            outboxes = [lane.outbox for lane in self.lanes]
+            for outbox in outboxes:
+                outbox.has_grown = True
+            self._feeds.wake(outboxes)
 
     def end(self) -> None:
         """No watcher is left."""
@@ -205,28 +243,41 @@ class ShardFeed:
         if found is not None and found.ended == ended:
             return found
         page = self._shard.read_cached(offset, PAGE_BYTES)
-        return None if page is None else self._shared(offset, page, ended)
+        shared = None if page is None else SharedPage(page, self._partition, ended)
+        if shared is None or shared.bytes > LOOP_BYTES_MAX:
+            return None
+        return self._checked(offset, shared)
 
-    def _shared(self, offset: int, page: Page, ended: object) -> SharedPage:
-        shared = SharedPage(page, self._partition, ended)
-        if page.next > offset:
-            check_page(f"{self._topic.name}[{self._partition}]", offset, page)
+    def _checked(self, offset: int, shared: SharedPage) -> SharedPage:
+        """The page, kept for others; `Corrupt` unless it goes on at `offset`."""
+        if shared.page.next > offset:
+            check_page(f"{self._topic.name}[{self._partition}]", offset, shared.page)
             self._feeds.keep(self, offset, shared)
         return shared
 
-    def _fetch(self, offset: int) -> None:
-        """Have a thread read the page, unless one does so already."""
+    def _fetch(self, offset: int, render: Render[Any] | None = None) -> None:
+        """Have a thread read the page, unless one does so already: for the lanes that wait, or for this render."""
         if offset in self._reads:
             return
+        renders = {lane.render for lane in self._waiting[offset]} if render is None else {render}
         try:
-            reading = self._feeds.start(partial(self._topic.shard_page, self._partition, offset, PAGE_BYTES))
+            reading = self._feeds.start(partial(self._read, offset, renders))
         except Closed as error:
             self._feeds.loop.call_soon(self._fail, offset, error)
             return
         self._reads[offset] = reading
         reading.add_done_callback(partial(self._fetched, offset, self._feeds.loop.time()))
 
-    def _fetched(self, offset: int, begun: float, reading: asyncio.Future[tuple[ReadShard, object, Page]]) -> None:
+    def _read(self, offset: int, renders: Collection[Render[Any]]) -> tuple[ReadShard, SharedPage]:
+        """Read a page in a thread, and render it there if that would hold the loop. The thread holds no lock."""
+        shard, ended, page = self._topic.shard_page(self._partition, offset, PAGE_BYTES)
+        shared = SharedPage(page, self._partition, ended)
+        if shared.bytes > LOOP_BYTES_MAX:
+            for render in renders:
+                shared.rows(render)
+        return shard, shared
+
+    def _fetched(self, offset: int, begun: float, reading: asyncio.Future[tuple[ReadShard, SharedPage]]) -> None:
         del self._reads[offset]
         if reading.cancelled() or not self._end.alive:
             # Of no use, or too late: a feed that has ended must not enter its waker into the shard again.
@@ -235,7 +286,7 @@ class ShardFeed:
         if error is not None:
             self._fail(offset, error)
             return
-        shard, ended, page = reading.result()
+        shard, shared = reading.result()
         is_new = shard is not self._shard
         if is_new:
             # Closed and opened again, moved here or moved away: the waker goes with the watchers.
@@ -243,11 +294,11 @@ class ShardFeed:
             self._bell.listen(shard)
             self._listening_since = self._feeds.loop.time()
         try:
-            shared = self._shared(offset, page, ended)
+            self._checked(offset, shared)
         except Corrupt as corrupt:
             self._fail(offset, corrupt)
             return
-        if page.next > offset:
+        if shared.page.next > offset:
             self._hand(offset, shared)
         elif is_new or begun < self._listening_since:
             # What was published since the read, and before the waker was in this shard, has called none.
@@ -261,17 +312,19 @@ class ShardFeed:
         self.look()
 
     def _hand(self, offset: int, page: SharedPage) -> None:
-        """Wake the watchers that wait for this page, and give it to them: by then it may be kept no more."""
-        watchers = self._waiting.pop(offset, {})
-        for watcher in watchers:
-            watcher.hand(self._partition, offset, page)
-        self._feeds.wake(watchers)
+        """Give the page to the lanes that wait for it: by the time their tasks run it may be kept no more."""
+        lanes = self._waiting.pop(offset, {})
+        for lane in lanes:
+            lane.waits_at = None
+            lane.hand(page)
+        self._feeds.wake([lane.outbox for lane in lanes])
 
     def _fail(self, offset: int, error: BaseException) -> None:
-        watchers = self._waiting.pop(offset, {})
-        for watcher in watchers:
-            watcher.fail(error)
-        self._feeds.wake(watchers)
+        lanes = self._waiting.pop(offset, {})
+        for lane in lanes:
+            lane.waits_at = None
+            lane.fail(error)
+        self._feeds.wake([lane.outbox for lane in lanes])
 
 
 class Feeds:
@@ -281,9 +334,10 @@ class Feeds:
         """`start` begins a call in a thread."""
         self.loop = asyncio.get_running_loop()
         self.start = start
+        self.deadlines = Deadlines(self.loop, self.wake)
         self._feeds: dict[tuple[str, int], ShardFeed] = {}
         self._pages: OrderedDict[tuple[str, int, int], SharedPage] = OrderedDict()
-        self._due: deque[Watcher[Any]] = deque()
+        self._due: deque[Outbox] = deque()
         """Watchers to be woken."""
         self._is_waking = False
         self._is_looking = False
@@ -292,28 +346,42 @@ class Feeds:
         """How many shards are followed."""
         return len(self._feeds)
 
-    def join(self, topic: Topic, cursor: Cursor[ReadShard], watcher: Watcher[Any]) -> ShardFeed:
-        """The feed of the partition that the cursor reads; the watcher is one of its watchers from now on."""
-        feed = self._feeds.get((topic.spec.topic_id, cursor.partition))
+    def join(self, topic: Topic, partition: int, shard: ReadShard, outbox: Outbox, render: Render[Any]) -> Lane:
+        """A lane of this outbox in the feed of a partition; `shard` is that partition as it is open now."""
+        feed = self._feeds.get((topic.spec.topic_id, partition))
         if feed is None:
-            feed = ShardFeed(self, topic, cursor.partition, cursor.source)
+            feed = ShardFeed(self, topic, partition, shard)
             self._feeds[feed.key] = feed
             if not self._is_looking:
                 self._is_looking = True
                 self.loop.call_later(LOOK_SECONDS, self._look)
-        feed.watchers.add(watcher)
-        return feed
+        lane = Lane(outbox, feed, render)
+        feed.lanes[lane] = None
+        return lane
 
-    def part(self, feed: ShardFeed, watcher: Watcher[Any]) -> None:
-        """The watcher has ended."""
-        feed.watchers.discard(watcher)
-        self._end_if_unused(feed)
+    def end(self, feed: ShardFeed) -> None:
+        """A feed without watchers."""
+        if self._feeds.get(feed.key) is feed:
+            del self._feeds[feed.key]
+            for key in [key for key in self._pages if key[:2] == feed.key]:
+                del self._pages[key]
+        feed.end()
 
-    def wake(self, watchers: Iterable[Watcher[Any]]) -> None:
-        """Wake these, a few in each turn of the loop."""
-        self._due.extend(watchers)
+    def wake(self, outboxes: Iterable[Outbox]) -> None:
+        """Wake the tasks of these that wait, a few in each turn of the loop."""
+        self._due.extend([outbox for outbox in outboxes if outbox.waiter is not None])
         if not self._is_waking:
             self._wake_some()
+
+    async def sleep(self, outbox: Outbox, deadline: float) -> None:
+        """Wait until the outbox is woken, or the time of the loop is `deadline`."""
+        waiter = outbox.waiter = self.loop.create_future()
+        tick = self.deadlines.enter(deadline, outbox)
+        try:
+            await waiter
+        finally:
+            outbox.waiter = None
+            self.deadlines.leave(tick, outbox)
 
     def kept(self, feed: ShardFeed, offset: int) -> SharedPage | None:
         """The page of this shard that begins at `offset`, if it was read a short while ago."""
@@ -321,34 +389,26 @@ class Feeds:
 
     def keep(self, feed: ShardFeed, offset: int, page: SharedPage) -> None:
         """Keep a page for the next watchers that come to its offset."""
-        self._pages[*feed.key, offset] = page
-        self._pages.move_to_end((*feed.key, offset))
-        if len(self._pages) > PAGES_MAX:
-            self._pages.popitem(last=False)
+        pages = self._pages
+        pages[*feed.key, offset] = page
+        pages.move_to_end((*feed.key, offset))
+        cost = sum([page.cost for page in pages.values()])
+        while len(pages) > PAGES_MAX or (cost > PAGES_BYTES_MAX and len(pages) > 1):
+            cost -= pages.popitem(last=False)[1].cost
 
     def _wake_some(self) -> None:
         for _ in range(min(WOKEN_MAX, len(self._due))):
             self._due.popleft().wake()
         self._is_waking = bool(self._due)
         if self._due:
-            # A pause, not the next turn: while the loop sleeps the writer's thread runs at once.
-            self.loop.call_later(WAKE_PAUSE_SECONDS, self._wake_some)
+            # The pause begins when the tasks that were woken have run.
+            self.loop.call_soon(self.loop.call_later, WAKE_PAUSE_SECONDS, self._wake_some)
 
     def _look(self) -> None:
-        """Look at every shard, and forget those whose watchers are gone without a word."""
+        """Look at every shard."""
         begun = self.loop.time()
         for feed in list(self._feeds.values()):
-            if not self._end_if_unused(feed):
-                feed.look_unasked()
+            feed.look_unasked()
         self._is_looking = bool(self._feeds)
         if self._feeds:
             self.loop.call_later(max(LOOK_SECONDS, LOOKS_REST * (self.loop.time() - begun)), self._look)
-
-    def _end_if_unused(self, feed: ShardFeed) -> bool:
-        if feed.watchers or self._feeds.get(feed.key) is not feed:
-            return not feed.watchers
-        del self._feeds[feed.key]
-        feed.end()
-        for key in [key for key in self._pages if key[:2] == feed.key]:
-            del self._pages[key]
-        return True

@@ -1,4 +1,4 @@
-"""One watcher of a topic in an event loop: its own offsets, pages that it shares with the other watchers.
+"""One watcher of topics in an event loop: its own offsets, pages that it shares with the other watchers.
 
 A watcher that is slow costs the others nothing: it asks for its own offsets, which are read from files or history where
 memory has not got them any more, and shares pages again once it has caught up.
@@ -7,23 +7,81 @@ memory has not got them any more, and shares pages again once it has caught up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from forebay.disk.forks import ForkGuard
 from forebay.engines import ReadShard
 from forebay.live.calls import KeptCall
-from forebay.live.feeds import Feeds, Render, ShardFeed, SharedPage
+from forebay.live.feeds import Feeds, Render
+from forebay.live.outbox import Lane, Outbox
 from forebay.reading import Cursor
-from forebay.records import Record
+from forebay.records import LATEST, Gap, Record, Start
 from forebay.storage import Topic
 from forebay.storage.streams import Following
 
 T = TypeVar("T")
+OUTBOX_BYTES_MAX: Final = 1024 * 1024
+
+
+class WatchedTopic(Generic[T]):
+    """One topic of a watcher: where to begin, and what to make of its records. For one watcher."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        begin: Callable[[], Following[Record]],
+        render: Render[T],
+        gaps: list[Gap] | None = None,
+    ) -> None:
+        """`begin` runs in a thread. What its `on_gap` appends to `gaps` is given in band, before what follows it."""
+        self.topic = topic
+        self.begin = begin
+        self.render = render
+        self._gaps = gaps
+
+    @classmethod
+    def from_start(
+        cls, topic: Topic, render: Render[T], start: Start = LATEST, *, partition: int | None = None
+    ) -> WatchedTopic[T]:
+        """The topic from `start` on, as `Topic.follow` takes it, with its gaps in band."""
+        gaps: list[Gap] = []
+        begin = partial(topic.following, start, partition=partition, on_gap=lambda _, gap: gaps.append(gap))
+        return cls(topic, begin, render, gaps)
+
+    def take_gaps(self) -> Sequence[Gap]:
+        """The gaps that were met since the last call."""
+        if not self._gaps:
+            return ()
+        gaps = tuple(self._gaps)
+        self._gaps.clear()
+        return gaps
+
+
+class Delivered(NamedTuple, Generic[T]):
+    """What a watcher gets at once: rows of one partition, after gaps that came before them."""
+
+    source: WatchedTopic[T]
+    partition: int
+    gaps: Sequence[Gap]
+    rows: Sequence[T]
+    """Shared with other watchers: not to be changed."""
+    next: int
+    """Where the watcher goes on in this partition."""
+
+
+class _Part(NamedTuple, Generic[T]):
+    """One partition of a watcher."""
+
+    source: WatchedTopic[T]
+    cursor: Cursor[ReadShard]
 
 
 class Watcher(Generic[T]):
-    """All partitions of a topic in turn, without an end. For one task at a time, in the loop of its feeds.
+    """All partitions of some topics in turn, without an end. For one task at a time, in the loop of its feeds.
 
     A task that is cancelled takes nothing with it: the next one that asks goes on at the same record.
     """
@@ -31,148 +89,180 @@ class Watcher(Generic[T]):
     def __init__(
         self,
         feeds: Feeds,
-        topic: Topic,
-        begin: Callable[[], Following[Record]],
-        render: Render[T],
+        sources: Sequence[WatchedTopic[T]],
         timeout: float | None = None,
+        *,
+        outbox_bytes_max: int = OUTBOX_BYTES_MAX,
     ) -> None:
-        """`begin` decides where to start; it runs in a thread. The watcher ends when nothing came for `timeout` s."""
+        """It ends when nothing came for `timeout` s.
+
+        Pages of more than `outbox_bytes_max` together do not wait for it: it reads them when it asks.
+        """
         self._feeds = feeds
-        self._topic = topic
-        self._begin = begin
-        self._render = render
+        self._sources = sources
         self._timeout = timeout
         self._guard = ForkGuard()
-        self._begun: KeptCall[Following[Record]] = KeptCall(feeds.start)
+        self._begun: KeptCall[list[Following[Record]]] = KeptCall(feeds.start)
         self._grown: KeptCall[None] = KeptCall(feeds.start)
-        self._following: Following[Record] | None = None
-        self._joined: list[tuple[Cursor[ReadShard], ShardFeed]] = []
-        self._turn = 0
-        self._waiter: asyncio.Future[None] | None = None
-        self._failure: BaseException | None = None
-        self._handed: dict[int, tuple[int, SharedPage]] = {}
-        """By partition, the page that the task waited for, and its offset."""
+        self._followings: list[Following[Record]] | None = None
+        """What is followed of each topic."""
+        self._joined = [0] * len(sources)
+        """How many partitions of each topic have a lane."""
+        self.outbox = Outbox(outbox_bytes_max)
+        """What waits for it."""
+        self._parts: list[_Part[T]] = []
+        """By the number of its lane."""
         self._closed = False
+        # A watcher that is dropped leaves its feeds, in its loop: the collector may run in any thread.
+        self._dropped = weakref.finalize(self, _call_in, feeds.loop, self.outbox.close)
+        self._dropped.atexit = False
 
     async def begin(self) -> None:
         """Decide where to start; harmless when repeated."""
-        if self._following is None and not self._closed:
-            self._following = await self._begun.answer(self._begin)
+        if self._followings is None and not self._closed:
+            self._followings = await self._begun.answer(partial(_begin, self._sources))
             self._join()
 
     async def next_page(self) -> Sequence[T]:
-        """What comes next of any partition; empty when nothing came in time, or the watcher was closed.
+        """What comes next of any partition; empty when nothing came in time, or the watcher was closed."""
+        found = await self.take()
+        while found is not None and not found.rows:
+            found = await self.take()
+        return () if found is None else found.rows
+
+    async def take(self) -> Delivered[T] | None:
+        """What comes next of any partition; `None` when nothing came in time, or the watcher was closed.
 
         Raises what a read of the topic raises; asked again, it goes on.
         """
-        loop = self._feeds.loop
-        deadline = None if self._timeout is None else loop.time() + self._timeout
-        is_last = False
+        if self._followings is None:
+            await self.begin()
+        loop, outbox, timeout = self._feeds.loop, self.outbox, self._timeout
+        deadline = 0.0
+        if timeout is not None:
+            deadline = loop.time() + timeout
+            self._look_everywhere()
         while not self._closed:
             self._guard.check("this stream")
-            assert self._following is not None, "begin comes first"
-            while self._following.has_grown:
-                # More than once where the first answer is that of a call which a cancelled task has left under way.
-                await self._grown.answer(self._following.grow)
-            self._join()
-            rows = self._look()
-            if rows or is_last:
-                return rows
-            is_last = deadline is not None and loop.time() >= deadline
-            if not is_last:
-                await self._wait_until(deadline)
-            elif not await self._wait_for_reads():
-                break
-        return ()
-
-    def wake(self) -> None:
-        """Have the task that waits look again. In the loop."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def hand(self, partition: int, offset: int, page: SharedPage) -> None:
-        """What the task waits for: taken when it looks again. In the loop."""
-        self._handed[partition] = (offset, page)
-
-    def fail(self, error: BaseException) -> None:
-        """Why a page that the task waits for cannot be read: raised when the task looks again. In the loop."""
-        self._failure = error
+            if outbox.has_grown:
+                await self._grow()
+            found = self._look()
+            if found is not None:
+                return found
+            # The loop takes no step between the look and the wait: what is published since then wakes the task.
+            if timeout is None:
+                waiter = outbox.waiter = loop.create_future()
+                try:
+                    await waiter
+                finally:
+                    outbox.waiter = None
+            elif loop.time() < deadline:
+                await self._feeds.sleep(outbox, deadline)
+            else:
+                return await self._last()
+        return None
 
     def close(self) -> None:
         """End: the task that waits gets nothing more. Harmless when repeated. In the loop."""
         self._closed = True
-        self.wake()
-        for _, feed in self._joined:
-            self._feeds.part(feed, self)
-        self._joined.clear()
+        self._dropped.detach()
+        self.outbox.close()
+
+    async def _grow(self) -> None:
+        """Watch the partitions, too, that the topics have got."""
+        assert self._followings is not None, "begin comes first"
+        self.outbox.has_grown = False
+        try:
+            for following in self._followings:
+                while following.has_grown:
+                    # More than once where the first answer is that of a call which a cancelled task has left under way.
+                    await self._grown.answer(following.grow)
+        except BaseException:
+            self.outbox.has_grown = True
+            raise
+        self._join()
 
     def _join(self) -> None:
-        if self._following is not None and not self._closed:
-            for cursor in self._following.cursors[len(self._joined) :]:
-                self._joined.append((cursor, self._feeds.join(self._topic, cursor, self)))
+        if self._closed or self._followings is None:
+            return
+        for number, (source, following) in enumerate(zip(self._sources, self._followings, strict=True)):
+            for cursor in following.cursors[self._joined[number] :]:
+                self._parts.append(_Part(source, cursor))
+                self._feeds.join(source.topic, cursor.partition, cursor.source, self.outbox, source.render)
+                self._joined[number] += 1
 
-    def _look(self) -> Sequence[T]:
-        """What there is now of the next partition that has something."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            # Many watchers get this one error: each begins its own trace.
-            raise failure.with_traceback(None)
-        for _ in self._joined:
-            cursor, feed = self._joined[self._turn]
-            self._turn = (self._turn + 1) % len(self._joined)
-            rows = self._rows(cursor, feed)
-            if rows:
-                return rows
-        return ()
+    def _look(self) -> Delivered[T] | None:
+        """What there is now in the next lane that has something; those that have nothing wait in their feeds."""
+        ready = self.outbox.ready
+        while ready:
+            lane = ready.popleft()
+            part = self._parts[lane.number]
+            try:
+                found = self._next(lane, part)
+            except BaseException:
+                ready.append(lane)
+                raise
+            if found is not None:
+                if found.next == lane.feed.quiet_at and self._timeout is None:
+                    # It has caught up: the next look would find nothing.
+                    lane.feed.wait(lane, found.next)
+                else:
+                    ready.append(lane)
+                return found
+            if not self._closed:
+                lane.feed.wait(lane, part.cursor.next)
+        return None
 
-    def _rows(self, cursor: Cursor[ReadShard], feed: ShardFeed) -> Sequence[T]:
-        """The next rows of one partition; empty if there are none yet."""
-        while (shared := self._next_shared(cursor, feed)) is not None:
-            if not shared.page.events:
+    def _next(self, lane: Lane, part: _Part[T]) -> Delivered[T] | None:
+        """The next rows or gaps of one partition; `None` if there are none yet."""
+        source, cursor = part
+        while True:
+            shared = lane.take()
+            if shared is None or not lane.feed.is_current(shared):
+                shared = lane.feed.page(cursor.next, source.render, is_waiting=self._timeout is None)
+                if shared is None:
+                    return None
+            if not shared.gaps:
                 cursor.next = shared.page.next
-                rows = shared.rows(self._render)
+                rows = shared.rows(source.render)
             else:
                 # Here gaps are reported, so what is shown depends on the watcher.
                 batches = cursor.take(shared.page)
-                rows = [row for batch in batches for row in self._render(batch, cursor.partition)]
-            if rows:
-                return rows
-        return ()
+                rows = [row for batch in batches for row in source.render(batch, cursor.partition)]
+            gaps = source.take_gaps()
+            if rows or gaps:
+                return Delivered(source, cursor.partition, gaps, rows, cursor.next)
 
-    def _next_shared(self, cursor: Cursor[ReadShard], feed: ShardFeed) -> SharedPage | None:
-        offset, page = self._handed.pop(cursor.partition, (-1, None))
-        if page is not None and offset == cursor.next and feed.is_current(page):
-            return page
-        return feed.page(cursor.next, is_waiting=self._timeout is None)
+    def _look_everywhere(self) -> None:
+        """Have the next look ask for every lane, also those that no feed has made ready."""
+        outbox = self.outbox
+        outbox.has_grown = True
+        for lane in outbox.lanes:
+            if lane.waits_at is not None:
+                lane.feed.leave(lane)
+                outbox.ready.append(lane)
 
-    async def _wait_until(self, deadline: float | None) -> None:
-        """Wait until there may be more, the time is up, or the watcher is closed.
+    async def _last(self) -> Delivered[T] | None:
+        """Where the time is up: look at everything again, and wait for what threads read for this watcher."""
+        self._look_everywhere()
+        found = self._look()
+        if found is None:
+            reads = [_reading(lane) for lane in self.outbox.lanes]
+            under_way = [read for read in reads if read is not None]
+            if under_way:
+                await asyncio.wait(under_way)
+                found = self._look()
+        return found
 
-        The loop takes no other step between the last look and this: what is published since then wakes the task.
-        """
-        self._waiter = self._feeds.loop.create_future()
-        timer = None if deadline is None else self._feeds.loop.call_at(deadline, self.wake)
-        try:
-            await self._entered(self._waiter)
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
 
-    async def _wait_for_reads(self) -> bool:
-        """Where the time is up: wait for what threads read for this watcher; false if they read nothing."""
-        reads = [read for cursor, feed in self._joined if (read := feed.reading(cursor.next)) is not None]
-        if reads:
-            await self._entered(asyncio.wait(reads))
-        return bool(reads)
+def _reading(lane: Lane) -> asyncio.Future[Any] | None:
+    return None if lane.waits_at is None else lane.feed.reading(lane.waits_at)
 
-    async def _entered(self, wait: Awaitable[object]) -> None:
-        """Wait as one of those who are given what comes at the offsets of this watcher."""
-        waiting = [(feed, cursor.next) for cursor, feed in self._joined]
-        for feed, offset in waiting:
-            feed.wait(offset, self)
-        try:
-            await wait
-        finally:
-            for feed, offset in waiting:
-                feed.leave(offset, self)
+
+def _begin(sources: Sequence[WatchedTopic[Any]]) -> list[Following[Record]]:
+    return [source.begin() for source in sources]
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and its feeds with it
+        loop.call_soon_threadsafe(call)

@@ -376,6 +376,10 @@ class Topic:
         """A page for readers that share it: the shard that gave it, and what had ended there before (`ended`)."""
         return self._shards.ask(partition, lambda shard: (shard, shard.ended(), shard.read(offset, bytes_max)))
 
+    def shard_if_open(self, partition: int) -> ReadShard | None:
+        """The shard of a partition, if this process owns it and has it open. For event loops: it takes no lock."""
+        return self._shards.find(self._shards.partition(partition))
+
     def on_published(self, waker: Callable[[], None], *, open_only: bool = False) -> Callable[[], None]:
         """Call `waker`, which must be quick, after each publication in the topic, until the result is called.
 
