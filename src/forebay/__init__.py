@@ -45,7 +45,18 @@ if _typing.TYPE_CHECKING:
     from forebay.inspection.moves import TopicMove, move_topic
     from forebay.inspection.steps import Step
     from forebay.meter import Durations, Metric, MetricKind, Sample
-    from forebay.records import EARLIEST, LATEST, Gap, GroupOffset, Offsets, Position, Reason, Record, RecordPage
+    from forebay.records import (
+        EARLIEST,
+        LATEST,
+        Gap,
+        GroupOffset,
+        OffsetRange,
+        Offsets,
+        Position,
+        Reason,
+        Record,
+        RecordPage,
+    )
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision, ShardRef
     from forebay.shard.history import ExportStatus
@@ -55,7 +66,6 @@ if _typing.TYPE_CHECKING:
         Copied,
         FailedShard,
         Group,
-        OffsetRange,
         Reader,
         Recovered,
         Retained,
@@ -150,6 +160,7 @@ _HOMES = {
         "Gap",
         "GroupOffset",
         "LATEST",
+        "OffsetRange",
         "Offsets",
         "Position",
         "Reason",
@@ -165,7 +176,6 @@ _HOMES = {
         "Copied",
         "FailedShard",
         "Group",
-        "OffsetRange",
         "Reader",
         "Recovered",
         "Retained",

@@ -136,6 +136,14 @@ class GroupOffset(NamedTuple):
         return None if self.end is None else max(0, self.end - self.offset)
 
 
+class OffsetRange(NamedTuple):
+    """Records of one append in one partition: `count` of them, at consecutive offsets from `first` on."""
+
+    partition: int
+    first: int
+    count: int  # type: ignore[assignment]
+
+
 class RecordPage(NamedTuple):
     """Records and gaps of one partition from an offset on, and where the partition stood when they were read."""
 

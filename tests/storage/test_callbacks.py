@@ -18,9 +18,8 @@ from forebay.catalog import read_state
 from forebay.format.control.frames import Floor
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Put
-from forebay.records import Reason
+from forebay.records import OffsetRange, Reason
 from forebay.shard import SegmentShard
-from forebay.storage.acks import OffsetRange
 from forebay.testing.inside import inside
 from forebay.wal.removals import Removals
 from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of

@@ -16,10 +16,21 @@ from forebay.errors import ForebayError, Unavailable
 from forebay.format.frame.batch import Batch
 from forebay.live import WatchedTopic, Watcher
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
-from forebay.records import EARLIEST, LATEST, HeadersLike, Offsets, OnGap, Position, Record, RecordPage, Start
+from forebay.records import (
+    EARLIEST,
+    LATEST,
+    HeadersLike,
+    OffsetRange,
+    Offsets,
+    OnGap,
+    Position,
+    Record,
+    RecordPage,
+    Start,
+)
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
-from forebay.storage import BatchAck, OffsetRange, Topic
+from forebay.storage import BatchAck, Topic
 from forebay.storage.acks import mixed, placed
 from forebay.storage.append import Batched, PreparedBatch, Queueable, Records, check_turns
 from forebay.storage.arguments import checked_arrow, checked_seconds, checked_values

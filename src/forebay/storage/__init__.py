@@ -1,6 +1,6 @@
 """The entry point: topics by name, each on the engine it names. Embedded use starts with `Storage.open`."""
 
-from forebay.storage.acks import Ack, BatchAck, OffsetRange
+from forebay.storage.acks import Ack, BatchAck
 from forebay.storage.copying import Copied
 from forebay.storage.cursors import Group, Reader
 from forebay.storage.recovery import FailedShard, Recovered
@@ -14,7 +14,6 @@ __all__ = [
     "Copied",
     "FailedShard",
     "Group",
-    "OffsetRange",
     "Reader",
     "Recovered",
     "Retained",

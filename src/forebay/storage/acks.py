@@ -21,6 +21,7 @@ from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import shut_gate
 from forebay.disk.forks import FORKS
 from forebay.errors import Closed, ForebayError, Indeterminate
+from forebay.records import OffsetRange
 from forebay.storage.arguments import checked_seconds
 
 logger = logging.getLogger(__name__)
@@ -172,14 +173,6 @@ class AckCallback:
         except Exception:
             # The append is what it is; the callback's target may be gone (a closed event loop).
             logger.exception("the callback of an append failed")
-
-
-class OffsetRange(NamedTuple):
-    """Records of one append in one partition: `count` of them, at consecutive offsets from `first` on."""
-
-    partition: int
-    first: int
-    count: int  # type: ignore[assignment]
 
 
 class Share(NamedTuple):

@@ -21,9 +21,9 @@ from forebay.errors import Closed, ForebayError, Invalid, Unavailable
 from forebay.format.columns.rows import ColumnBytes, Columns, Row, encode_columns
 from forebay.format.frame.batch import encode_arrow, key_strip
 from forebay.partitioning import Partitioner, Partitions
-from forebay.records import HeadersLike
+from forebay.records import HeadersLike, OffsetRange
 from forebay.settings import WalSettings
-from forebay.storage.acks import Ack, BatchAck, OffsetRange, Rows, Share, failure_of, mixed, placed
+from forebay.storage.acks import Ack, BatchAck, Rows, Share, failure_of, mixed, placed
 from forebay.storage.arguments import (
     checked_arrow,
     checked_bytes,
