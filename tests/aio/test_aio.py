@@ -108,7 +108,6 @@ def test_every_method_of_the_embedded_log_is_there() -> None:
         inside = {
             "open",
             "read_only",
-            "append_nowait",
             "following",
             "waiting",
             "shard_if_open",

@@ -147,6 +147,8 @@ def test_a_full_queue_makes_batches_wait_and_refuses_them_in_time(
         with pytest.raises(QueueFull, match="the queue is full"):
             _ = await topic.append_many_nowait([b"refused"])
         with pytest.raises(QueueFull):
+            _ = await topic.append_nowait(b"refused")
+        with pytest.raises(QueueFull):
             _ = await topic.append_arrow_nowait(pa.record_batch({"value": [b"refused"]}))
         with pytest.raises(Unavailable, match=r"waited 400 ms \(wal.append_timeout_ms\): 3 records"):
             await topic.append_many([b"refused"])
@@ -236,10 +238,12 @@ def test_an_ack_is_there_once_the_records_are_queued(tmp_path: Path, monkeypatch
         held.hold()
         acks = [await topic.append_many_nowait([b"v"] * 2) for _ in range(3)]
         acks.append(await topic.append_arrow_nowait(pa.record_batch({"value": [b"w"]})))
-        assert not any(ack.done for ack in acks)
+        one = await topic.append_nowait(b"x")
+        assert not any(ack.done for ack in acks) and not one.done
         held.go_on.set()
 
         assert [await ack for ack in acks] == [((0, 1, 2),), ((0, 3, 2),), ((0, 5, 2),), ((0, 7, 1),)]
+        assert await one == 8
 
     run(tmp_path / "log", use)
 

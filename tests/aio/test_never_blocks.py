@@ -60,6 +60,10 @@ async def append_many_times(topic: AsyncTopic) -> None:
     await asyncio.gather(*(topic.append(b"v", partition=0) for _ in range(20)))
 
 
+async def append_nowait(topic: AsyncTopic) -> None:
+    await (await topic.append_nowait(b"v", key=b"a"))
+
+
 async def append_many_nowait(topic: AsyncTopic) -> None:
     await (await topic.append_many_nowait([b"v", b"w"], keys=[b"a", b"b"]))
 
@@ -128,6 +132,7 @@ CALLS: tuple[Callable[[AsyncTopic], Awaitable[None]], ...] = (
     append,
     append_many_times,
     append_many,
+    append_nowait,
     append_many_nowait,
     append_in_turn,
     append_arrow,

@@ -30,7 +30,7 @@ from forebay.records import (
 )
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
-from forebay.storage import BatchAck, Topic
+from forebay.storage import Ack, BatchAck, Topic
 from forebay.storage.acks import mixed, placed
 from forebay.storage.append import Batched, PreparedBatch, Queueable, Records, check_turns
 from forebay.storage.arguments import checked_arrow, checked_seconds, checked_values
@@ -106,6 +106,30 @@ class AsyncTopic:
         except QueueFull as full:
             await self._queue_patiently(single, full)
         return await ack
+
+    async def append_nowait(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> Ack:
+        """See `Topic.append_nowait`: returns once the record is queued; await the ack for its offset.
+
+        It waits for nothing but the opening of a shard.
+        """
+        ack, single = self._appender.prepare(
+            value, key, tag, headers, timestamp, partition, producer, sequence, previous
+        )
+        if not self._appender.queue_if_open(single, self._opening):
+            await self._queue_when_open(single)
+        return ack
 
     async def _queue_when_open(self, item: Queueable) -> None:
         """Queue it once a worker has acquired and recovered its shard, or by a worker where that may take long.

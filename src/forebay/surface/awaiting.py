@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, Unpack
 
+from forebay.errors import ForebayError
 from forebay.records import (
     EARLIEST,
     LATEST,
     CommitAck,
     GroupOffset,
     HeadersLike,
+    OffsetRange,
     Offsets,
     OnGap,
     Position,
@@ -45,6 +47,34 @@ class Stream(Protocol[T_co]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Ack(Protocol):
+    """One record on its way: the append was queued and not waited for. Await it for the offset, or its error."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+
+    def __await__(self) -> Generator[object, None, int]: ...
+
+
+class BatchAck(Protocol):
+    """Many records on their way, those of each partition all together or not at all. Await it for the ranges."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known in every partition."""
+
+    @property
+    def ranges(self) -> Sequence[OffsetRange]:
+        """What is acknowledged by now, a range for each partition."""
+
+    @property
+    def failures(self) -> Mapping[int, ForebayError]:
+        """The partitions that are known by now to have failed, and why."""
+
+    def __await__(self) -> Generator[object, None, Sequence[OffsetRange]]: ...
 
 
 class Reader(Protocol):
@@ -163,6 +193,21 @@ class TopicHandle(Protocol):
     ) -> int:
         """Append one record; its offset, once the topic's durability class holds for it."""
 
+    async def append_nowait(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> Ack:
+        """Queue one record; its acknowledgement comes later. `Unavailable` at once if the queue is full."""
+
     async def append_many(
         self,
         values: Iterable[bytes | None],
@@ -179,6 +224,21 @@ class TopicHandle(Protocol):
     ) -> Sequence[int]:
         """Append many records, in each partition as one atomic append; their offsets in the order given."""
 
+    async def append_many_nowait(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[str | None] | str | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> BatchAck:
+        """Queue many records, in each partition as one atomic append. `Unavailable` at once if no queue has room."""
+
     async def append_arrow(
         self,
         batch: pa.RecordBatch,
@@ -189,6 +249,17 @@ class TopicHandle(Protocol):
         previous: int | None = None,
     ) -> Sequence[int]:
         """As `append_many`, by column."""
+
+    async def append_arrow_nowait(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> BatchAck:
+        """As `append_many_nowait`, by column."""
 
     def read(
         self,

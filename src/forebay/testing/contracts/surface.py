@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
@@ -173,6 +173,41 @@ class SurfaceContract:
         assert read.column("value").to_pylist() == [b"a", None, b"c"]
         assert read.column("offset").to_pylist() == [0, 1, 2]
 
+    def test_records_are_queued_without_a_wait_and_acknowledged_in_order(self, topic: TopicHandle) -> None:
+        acks = [topic.append_nowait(b"%d" % number, key=b"k", tag="t") for number in range(5)]
+
+        assert [ack.result(PATIENT_S) for ack in acks] == [0, 1, 2, 3, 4]
+        assert all(ack.done for ack in acks)
+        assert [(r.value, r.key, r.tag) for r in topic.read()] == [(b"%d" % number, b"k", "t") for number in range(5)]
+
+    def test_batches_are_queued_without_a_wait_and_acknowledged_by_ranges(self, log: Log) -> None:
+        topic = log.create_topic("keyed", partitions=4)
+        keys = [b"%d" % (number % 7) for number in range(70)]
+        arrow = pa.record_batch({"value": pa.array([b"x", b"y"])})
+
+        many = topic.append_many_nowait([b"v"] * 70, keys=keys)
+        held = many.result(PATIENT_S)
+        rows = topic.append_arrow_nowait(arrow, partition=3).result(PATIENT_S)
+
+        assert many.done and not many.failures
+        assert list(many.ranges) == list(held)
+        assert sum(count for _, _, count in held) == 70
+        assert len({partition for partition, _, _ in held}) == len(held) > 1
+        for partition, first, count in held:
+            found = list(topic.read(first, stop=first + count, partition=partition))
+            assert {record.key for record in found} <= set(keys) and len(found) == count
+        assert [(partition, count) for partition, _, count in rows] == [(3, 2)]
+        assert list(topic.append_many_nowait([]).result(PATIENT_S)) == []
+
+    def test_an_append_that_is_not_waited_for_is_stored_once_if_it_is_repeated(self, topic: TopicHandle) -> None:
+        first = topic.append_nowait(b"a", producer=7, sequence=0)
+        again = topic.append_nowait(b"a", producer=7, sequence=0)
+
+        assert first.result(PATIENT_S) == again.result(PATIENT_S) == 0
+        many = [topic.append_many_nowait([b"b", b"c"], producer=7, sequence=1) for _ in range(2)]
+        assert list(many[0].result(PATIENT_S)) == list(many[1].result(PATIENT_S)) == [(0, 1, 2)]
+        assert values(topic.read()) == [b"a", b"b", b"c"]
+
     def test_a_bad_record_is_refused_and_takes_no_offset(self, topic: TopicHandle) -> None:
         bad: list[Callable[[], object]] = [
             lambda: topic.append("text"),  # type: ignore[arg-type]
@@ -181,6 +216,9 @@ class SurfaceContract:
             lambda: topic.append(b"x", producer=1),
             lambda: topic.append_many([b"x", b"y"], keys=[b"k"]),
             lambda: topic.append_arrow(pa.record_batch({"other": pa.array([b"x"])})),
+            lambda: topic.append_nowait("text"),  # type: ignore[arg-type]
+            lambda: topic.append_many_nowait([b"x", b"y"], keys=[b"k"]),
+            lambda: topic.append_arrow_nowait(pa.record_batch({"other": pa.array([b"x"])})),
         ]
         for append in bad:
             with pytest.raises(Invalid):
@@ -431,7 +469,13 @@ class SurfaceContract:
         log.close()
         log.close()
 
-        calls: list[Callable[[], object]] = [log.topics, lambda: topic.append(b"b"), lambda: list(topic.read())]
+        calls: list[Callable[[], object]] = [
+            log.topics,
+            lambda: topic.append(b"b"),
+            lambda: topic.append_nowait(b"b"),
+            lambda: topic.append_many_nowait([b"b"]),
+            lambda: list(topic.read()),
+        ]
         for call in calls:
             with pytest.raises(Closed):
                 call()
@@ -502,6 +546,8 @@ class BesideContract:
         changes: list[Callable[[], object]] = [
             lambda: seen.append(b"b"),
             lambda: seen.append_many([b"b"]),
+            lambda: seen.append_nowait(b"b"),
+            lambda: seen.append_many_nowait([b"b"]),
             lambda: seen.delete_before(1),
             lambda: beside.create_topic("other"),
             lambda: beside.delete_topic("shop/orders"),
@@ -553,8 +599,28 @@ class _Called:
         result = _run(self._loop, done())
         if hasattr(result, "__anext__"):
             return _CalledStream(result, self._loop)
+        if inspect.isawaitable(result):
+            return _CalledAck(result, self._loop)
         is_handle = any(hasattr(result, verb) for verb in ("reader", "ack_up_to", "commit"))
         return _Called(result, self._loop) if is_handle else result
+
+
+class _CalledAck:
+    """An acknowledgement of asyncio, for a thread that waits for it."""
+
+    def __init__(self, ack: Awaitable[object], loop: asyncio.AbstractEventLoop) -> None:
+        self._ack = ack
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._ack, name)
+
+    def result(self, timeout: float | None = None) -> object:
+        async def awaited() -> object:
+            async with asyncio.timeout(timeout):
+                return await self._ack
+
+        return _run(self._loop, awaited())
 
 
 class _CalledStream:
