@@ -12,10 +12,10 @@ import typer
 from forebay.cli.commands import command
 from forebay.cli.failures import complain
 from forebay.cli.invocation import Invocation
-from forebay.cli.positions import END, parse_start, parse_stop
 from forebay.cli.terminal import as_json, readable_time, say, write
 from forebay.errors import DataLoss, Invalid
 from forebay.records import EARLIEST, LATEST, Gap, Position, Reason, Record
+from forebay.wire.positions import END, parse_start, parse_stop
 
 if TYPE_CHECKING:
     from forebay.storage import Topic

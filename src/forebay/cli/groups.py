@@ -10,9 +10,9 @@ import typer
 from forebay.cli.asking import YesOption, confirm
 from forebay.cli.commands import Commands, command
 from forebay.cli.invocation import AsJson, Invocation
-from forebay.cli.positions import parse_start
 from forebay.cli.terminal import say, say_json, say_table
 from forebay.errors import Conflict, ForebayError
+from forebay.wire.positions import parse_start
 
 if TYPE_CHECKING:
     from forebay.records import GroupOffset

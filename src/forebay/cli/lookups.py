@@ -15,9 +15,9 @@ from forebay.cli.commands import Commands, command
 from forebay.cli.consume import OutputFormat, Printer
 from forebay.cli.failures import PROBLEM
 from forebay.cli.invocation import AsJson, Invocation, TopicArgument
-from forebay.cli.positions import parse_time
 from forebay.cli.terminal import readable_bytes, say, say_json
 from forebay.errors import Invalid
+from forebay.wire.positions import parse_time
 
 if TYPE_CHECKING:
     from forebay.records import Record

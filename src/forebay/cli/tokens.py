@@ -10,8 +10,8 @@ import typer
 
 from forebay.cli.commands import Commands, command
 from forebay.cli.invocation import AsJson, Invocation
-from forebay.cli.positions import parse_time
 from forebay.cli.terminal import readable_time, say, say_json, say_table
+from forebay.wire.positions import parse_time
 
 if TYPE_CHECKING:
     from forebay.service.tokens import AccessToken, Tokens

@@ -1,4 +1,4 @@
-"""Places in a stream as they are written on the command line: an offset, a time, one of the two ends."""
+"""Places in a stream as people write them, in commands and addresses: an offset, a time, one of the two ends."""
 
 from __future__ import annotations
 
