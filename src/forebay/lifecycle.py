@@ -12,8 +12,9 @@ import logging
 import os
 import signal
 import threading
-from types import FrameType
-from typing import Protocol
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
 
 from forebay.disk.forks import FORKS
 
@@ -97,3 +98,31 @@ def close_with_process(lasting: Lasting) -> None:
 def closed(lasting: Lasting) -> None:
     """`lasting` has ended by itself."""
     _OPEN.forget(lasting)
+
+
+class StopSignals:
+    """Has SIGTERM and SIGINT end a server in order: the first one asks for the end, a second one ends at once.
+
+    For the main thread. On leaving, the signals have again the effect that they had.
+    """
+
+    def __init__(self, stop: Callable[[], object]) -> None:
+        """`stop` is called once, in a signal handler of the main thread: it only asks, and returns."""
+        self._stop = stop
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)
+        self._stop()

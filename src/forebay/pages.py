@@ -63,17 +63,23 @@ class Reach(NamedTuple):
     head: int
 
 
-def record_page(page: Page, reach: Reach, partition: int, records_max: int) -> RecordPage:
-    """The page as a caller gets it, no more than `records_max` of it."""
+def shortened(page: Page, records_max: int) -> Page:
+    """No more than so many records of the page, without the gaps that callers do not see."""
     left = records_max
     for batch in page.batches:
         if batch.count >= left:
             page = page.clipped(batch.base + left)
             break
         left -= batch.count
+    if not page.events:
+        return page
+    return page._replace(events=[gap for gap in page.events if gap.reason is not Reason.DELETED])
+
+
+def record_page(page: Page, reach: Reach, partition: int) -> RecordPage:
+    """The page for a caller, with an object for each record."""
     records = [record for batch in page.batches for record in batch.records(partition)]
-    gaps = [gap for gap in page.events if gap.reason is not Reason.DELETED]
-    return RecordPage(records, gaps, page.next, max(reach.head, page.next), reach.earliest, reach.evict_floor)
+    return RecordPage(records, page.events, page.next, max(reach.head, page.next), reach.earliest, reach.evict_floor)
 
 
 def tombstone(offset: int, floor: int, reason: Reason) -> list[Gap]:

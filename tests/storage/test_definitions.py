@@ -75,6 +75,24 @@ def test_what_was_found_once_is_found_again_without_a_read(here: Follower) -> No
     assert here.definitions.find(ORDERS).spec == spec
 
 
+def test_what_is_known_is_said_without_a_read_and_only_while_changes_are_followed(
+    here: Follower, there: Follower
+) -> None:
+    spec = there.create()
+    assert here.reads(lambda: here.definitions.known(ORDERS)) == 0
+    assert here.definitions.known(ORDERS) is None, "not asked for yet"
+    here.definitions.find(ORDERS)
+    assert here.reads(lambda: here.definitions.known(ORDERS)) == 0
+    assert here.definitions.known(ORDERS) == spec
+
+    here.clock.advance(STALE_SECONDS + 1)
+    assert here.definitions.known(ORDERS) is None
+    here.follow()
+    there.definitions.begin_deletion(ORDERS)
+    here.follow()
+    assert here.definitions.known(ORDERS) is None
+
+
 @pytest.mark.parametrize("is_remembered", [True, False])
 def test_a_change_by_another_process_is_obeyed_with_the_next_step(
     here: Follower,

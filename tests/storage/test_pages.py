@@ -111,6 +111,26 @@ def test_memory_answers_nothing_while_a_shard_is_not_open_or_its_lock_is_held(tm
         assert asyncio.run(beside()) is None
 
 
+def test_a_page_by_column_holds_what_the_page_of_records_does(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with forebay.aio.open(tmp_path, quick()) as log:
+            topic = await log.create_topic("t", partitions=2)
+            await topic.append_many([b"%d" % number for number in range(10)], partition=1)
+            await topic.delete_by_offset(3, 5, 1)
+            for cleared in (False, True):
+                if cleared:
+                    inside(topic).wal(1).tail.cache.clear()
+                page, reach = await topic.batch_page(1, 2, records_max=4, bytes_max=1 << 20)
+                records = [record for batch in page.batches for record in batch.records(1)]
+                whole = await topic.page(1, 2, records_max=4)
+                assert (records, page.events, page.next) == (whole.records, whole.gaps, whole.next)
+                assert (reach.earliest, reach.evict_floor, reach.head) == (0, 0, 10)
+            with pytest.raises(Invalid, match="ends at offset 10"):
+                await topic.batch_page(1, 11, records_max=1, bytes_max=1)
+
+    asyncio.run(use())
+
+
 def test_pages_of_an_asyncio_topic_are_those_of_the_topic(tmp_path: Path) -> None:
     async def use() -> None:
         async with forebay.aio.open(tmp_path, quick()) as log:

@@ -89,6 +89,10 @@ class AsyncLog:
         topic = await self._workers.run(_with_shards, partial(self._log.topic, name))
         return AsyncTopic(topic, self._log.settings, self._workers)
 
+    def known_topic(self, name: TopicName) -> TopicSpec | None:
+        """See `Storage.known_topic`: for event loops."""
+        return self._log.known_topic(name)
+
     async def topics(
         self, prefix: str = "", *, after: str | TopicName | None = None, limit: int | None = None
     ) -> list[TopicSpec]:

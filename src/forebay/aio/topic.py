@@ -15,7 +15,7 @@ from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.frame.batch import Batch
 from forebay.live import WatchedTopic, Watcher
-from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
+from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX, Page, Reach
 from forebay.records import (
     EARLIEST,
     LATEST,
@@ -394,6 +394,14 @@ class AsyncTopic:
     ) -> RecordPage | None:
         """See `Topic.read_cached`."""
         return self._topic.read_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
+
+    async def batch_page(self, partition: int, offset: int, *, records_max: int, bytes_max: int) -> tuple[Page, Reach]:
+        """See `Topic.batch_page`. What is in memory is read in the event loop, the rest by a worker."""
+        found = self._topic.batch_page_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
+        if found is None:
+            read = partial(self._topic.batch_page, partition, offset, records_max=records_max, bytes_max=bytes_max)
+            found = await self._run(read)
+        return found
 
     def read_arrow(
         self,

@@ -213,6 +213,11 @@ class Definitions:
         found = self._remembered.get(name)
         return found if found is not None and self._is_followed else self._read(name)
 
+    def known(self, name: TopicName) -> TopicSpec | None:
+        """The definition if this process remembers it and follows the changes of others; reads nothing."""
+        found = self._remembered.get(name)
+        return found.spec if found is not None and self._is_followed else None
+
     @property
     def _is_followed(self) -> bool:
         """Whether what is remembered counts."""

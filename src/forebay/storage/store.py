@@ -146,6 +146,14 @@ class Storage:
         self._backend.alterations.adopt_changed(defined)
         return self._handle(defined.spec)
 
+    def known_topic(self, name: TopicName) -> TopicSpec | None:
+        """The definition of a topic if this process remembers it and goes by changes of others; reads nothing.
+
+        `None` says nothing about whether there is such a topic: `topic` does.
+        """
+        self._lifetime.check()
+        return self._backend.definitions.known(name)
+
     def alter_topic(
         self, name: str | TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]
     ) -> TopicSpec:

@@ -12,7 +12,7 @@ from forebay.engines import OwnedShard, ReadShard
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Indeterminate, Invalid, Unavailable
-from forebay.pages import Page, record_page
+from forebay.pages import Page, Reach, record_page, shortened
 from forebay.partitioning import Partitioner, partitions_of_key
 from forebay.reading import Cursor, report_gap
 from forebay.records import (
@@ -290,12 +290,17 @@ class Topic:
         For callers who keep offsets themselves and ask again at `next`: it holds nothing open and never waits for
         appends. Gaps are in the answer and raise nothing. An offset behind the end is `Invalid`.
         """
+        page, reach = self.batch_page(partition, offset, records_max=records_max, bytes_max=bytes_max)
+        return record_page(page, reach, partition)
+
+    def batch_page(self, partition: int, offset: int, *, records_max: int, bytes_max: int) -> tuple[Page, Reach]:
+        """As `page`, by column: for those who send records on without an object for each."""
         place = self._shards.partition(partition)
         check_page(offset, records_max, bytes_max)
         page, reach = self._shards.ask(place, lambda shard: (shard.read(offset, bytes_max), shard.reach()))
         if offset > reach.head:
             self._positions.check_start(offset, place)
-        return record_page(page, reach, place, records_max)
+        return shortened(page, records_max), reach
 
     def read_cached(
         self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
@@ -305,13 +310,20 @@ class Topic:
         For event loops: it opens no shard, touches neither disk nor metadata, and waits for no thread that does. It
         is `None`, too, where there is so much that making records of it would hold the loop.
         """
+        found = self.batch_page_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
+        return None if found is None or found[0].holds_a_loop(records_max) else record_page(*found, partition)
+
+    def batch_page_cached(
+        self, partition: int, offset: int, *, records_max: int, bytes_max: int
+    ) -> tuple[Page, Reach] | None:
+        """As `batch_page`, from memory alone; see `read_cached`."""
         place = self._shards.partition(partition)
         check_page(offset, records_max, bytes_max)
         shard = self._shards.find(place)
         page = shard.read_cached(offset, bytes_max) if shard is not None else None
-        if shard is None or page is None or offset > (reach := shard.reach()).head or page.holds_a_loop(records_max):
+        if shard is None or page is None or offset > (reach := shard.reach()).head:
             return None
-        return record_page(page, reach, place, records_max)
+        return shortened(page, records_max), reach
 
     def read_arrow(
         self,
