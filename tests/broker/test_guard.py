@@ -212,6 +212,17 @@ def test_what_is_too_large_or_no_http_is_refused_before_it_is_served(
         assert server.ask(PLAIN) == (200, b"0")
 
 
+def test_a_head_within_the_limit_may_come_in_pieces_beside_bodies_of_any_size() -> None:
+    with guarded(header_bytes_max=32 * 1024) as server, server.connect() as connection:
+        for _ in range(3):
+            head = b"POST / HTTP/1.1\r\ncontent-length: 300000\r\nx: " + b"a" * 30_000 + b"\r\n\r\n"
+            for begin in range(0, len(head), 10_000):
+                connection.sendall(head[begin : begin + 10_000])
+                server.in_loop(lambda: None)
+            connection.sendall(b"b" * 300_000)
+            assert read_answer(connection) == (200, b"300000")
+
+
 def test_a_request_that_trickles_in_is_cut_off() -> None:
     with guarded(request_timeout_ms=1000) as server:
         for begun in (b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc"):

@@ -119,9 +119,12 @@ class GuardedProtocol(HttpToolsProtocol):
         """The tasks that answer requests of this connection: they enter themselves."""
         self._is_refused = False
         self._refusal = BAD
-        self._head_bytes = 0
-        """Of the request whose head is being received."""
-        self._is_head = True
+        self._head_bytes = self._raw_bytes = 0
+        """Of the request whose head is being received: in headers that have ended, and as received."""
+        self._is_head = False
+        """Whether the head of a request has begun and not ended."""
+        self._is_body = False
+        """Whether the body of a request has begun and not ended."""
         self._began: float | None = None
         """When the request that is being received began; `None` between requests."""
         self._stalled: float | None = None
@@ -148,7 +151,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._is_refused:
             return
-        if self._began is None and self._is_head:
+        was_body = self._is_body
+        if self._began is None:
             self._began = self.loop.time()
         try:
             self.parser.feed_data(data)
@@ -158,9 +162,10 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal)
             return
-        if self._is_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._guard.settings.header_bytes_max:
+        if self._is_head and not was_body:
+            # Of a head that has not ended: what the parser keeps of it is seen nowhere else.
+            self._raw_bytes += len(data)
+            if self._raw_bytes > self._guard.settings.header_bytes_max:
                 self._refuse(self._head_refusal())
 
     def on_message_begin(self) -> None:
@@ -168,7 +173,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINE_MAX:
             self._stop(PIPELINED)
         self._is_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._raw_bytes = 0
         if self._began is None:
             self._began = self.loop.time()
         super().on_message_begin()
@@ -193,13 +198,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """See the parser."""
         self._is_head = False
+        self._is_body = True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """See the parser."""
         self._began = None
-        self._is_head = True
-        self._head_bytes = 0
+        self._is_body = False
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -249,7 +254,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guard.refused[refusal.code] += 1
         cycle = self.cycle
         is_free = cycle is None or cycle.response_complete
-        if is_free or not (self._is_head or self.pipeline or cycle.response_started):
+        if is_free or (self._is_body and not self.pipeline and not cycle.response_started):
             self._answer(refusal)
         if not is_free:
             # What its handler still sends goes nowhere, and it sees that the client has gone.
