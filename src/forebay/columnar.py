@@ -32,7 +32,7 @@ from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
 
-HELD_BYTES: Final = 128 * 1024 * 1024
+HELD_BYTES: Final = 256 * 1024 * 1024
 """Of decoded row groups in one process: about four."""
 
 

@@ -1,4 +1,4 @@
-"""Writes the golden Parquet segment of a format version, once: `python -m tests.columnar.golden_files`.
+"""Writes the golden Parquet segments of a format version, once: `python -m tests.columnar.golden_files`.
 
 Files that exist are never written again: what a release wrote must stay readable.
 """
@@ -14,17 +14,19 @@ from forebay.testing.blobs import SimulatedBlobs
 from tests.columnar.rows import FACTS, SPARSE
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "v1"
-NAME: Final = "segment.parquet"
+NAMES: Final = ("segment.parquet", "delta.parquet")
+"""The same rows, with plain values as they were written first, and with values as they are written now."""
 
 
 def write_missing() -> None:
     """Create the files, if they are not there yet."""
     GOLDEN.mkdir(parents=True, exist_ok=True)
     store = SimulatedBlobs()
-    store_parquet(store, NAME, [append.table() for append in SPARSE], lambda: FACTS)
-    for name in (NAME, index_name(NAME)):
-        if not (GOLDEN / name).exists():
-            (GOLDEN / name).write_bytes(store.contents[name])
+    for name in NAMES:
+        store_parquet(store, name, [append.table() for append in SPARSE], lambda: FACTS)
+        for written in (name, index_name(name)):
+            if not (GOLDEN / written).exists():
+                (GOLDEN / written).write_bytes(store.contents[written])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Final
 
 import hypothesis
@@ -30,11 +29,11 @@ from forebay.format.parquet.rowgroups import RowGroup, walk
 from forebay.history import SPOT, Objects
 from forebay.records import Bytes, Gap, Reason, Record
 from forebay.testing.blobs import SimulatedBlobs
+from tests.columnar.golden_files import GOLDEN, NAMES
 from tests.columnar.rows import FACTS, KEY, LOST, SPARSE, Appended, expected, in_memory, opened, seen, stored
 from tests.format.samples import HEADERS
 from tests.support.soak import SOAK
 
-GOLDEN: Final = Path(__file__).parent / "golden" / "v1"
 STEP: Final = 1 if SOAK else 37
 TIME: Final = st.integers(-TIME_MAX, TIME_MAX)
 KEYS: Final = st.none() | st.sampled_from([b"", b"a", b"bb"]) | st.binary(max_size=4)
@@ -227,8 +226,9 @@ def test_store_that_keeps_other_bytes_is_found_out() -> None:
         stored(store, SPARSE, 10, 25)
 
 
-def test_golden_segment_reads_as_it_was_written() -> None:
-    content, index = (GOLDEN / "segment.parquet").read_bytes(), (GOLDEN / "segment.idx").read_bytes()
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_segment_reads_as_it_was_written(name: str) -> None:
+    content, index = (GOLDEN / name).read_bytes(), (GOLDEN / index_name(name)).read_bytes()
     segment, _ = in_memory(content, index, 10, 25)
 
     walked = walk(lambda length, position: content[position : position + length], len(content), "golden")

@@ -1,6 +1,6 @@
 """Parquet segments: records of history by column, for long keeping and for other engines. Knows no disk.
 
-    file := Parquet with the columns of `SCHEMA`, rows in rising order of offsets, row groups of about 32 MiB,
+    file := Parquet with the columns of `SCHEMA`, rows in rising order of offsets, row groups of about 64 MiB,
             zstd, statistics, page checksums and page index, bloom filters on offset, timestamp, key and tag
     metadata "forebay" := `ParquetFacts`, stored with `metadata.value`
 
@@ -29,17 +29,19 @@ from forebay.format.frame.batch import Batch
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.records import Bytes, Gap, Run
 
-GROUP_BYTES: Final = 32 * 1024 * 1024
+GROUP_BYTES: Final = 64 * 1024 * 1024
 """Of the columns of a row group, before they are compressed; one record may be larger.
 
-Smaller ones are quicker for who looks for one record, larger ones for who reads all: Spark pays for each.
+A reader of all records is quicker with large row groups, for Spark pays for each; a reader of one record is quicker
+with small ones, for it decodes one. Writing, and reading back, holds a few times as much memory.
 """
 GROUP_ROWS_MAX: Final = 1 << 20
 TIME_MAX: Final = (2**63 - 1) // 1000
 """Parquet holds microseconds: records whose time (ms) lies further from 1970 stay in frames."""
 MAGIC: Final = b"PAR1"
 _FACTS: Final = b"forebay"
-_ZSTD_LEVEL: Final = 6
+_ZSTD_LEVEL: Final = 1
+"""Higher levels cost several times the time and save a few percent: values are most of a file, and say little twice."""
 _BLOOM_FPP: Final = 0.05
 _PAGE_BYTES: Final = 256 * 1024
 _TIME: Final = pa.timestamp("us", "UTC")
@@ -59,7 +61,11 @@ SCHEMA: Final = pa.schema(
         pa.field("sequence", pa.int64()),
     ]
 )
-_DELTAS: Final = ("offset", "timestamp", "appended_at", "sequence")
+_ENCODINGS: Final = {
+    **dict.fromkeys(("offset", "timestamp", "appended_at", "sequence"), "DELTA_BINARY_PACKED"),
+    # Lengths apart from bytes: a reader copies values by the page, and need not step from one to the next.
+    "value": "DELTA_LENGTH_BYTE_ARRAY",
+}
 _DICTIONARIES: Final = ["tag", "headers.list.element.key", "partition", "epoch", "producer"]
 _KEY_REPEATS_MIN: Final = 10
 """Records of a key, on average, from which on a dictionary of keys pays: who looks for one key reads it all."""
@@ -158,7 +164,7 @@ def encode_parquet(groups: Iterable[pa.Table], facts: Callable[[], ParquetFacts]
         compression_level=_ZSTD_LEVEL,
         use_dictionary=[*_DICTIONARIES, *(["key"] if _repeats(first.column("key")) else [])],
         data_page_size=_PAGE_BYTES,
-        column_encoding=dict.fromkeys(_DELTAS, "DELTA_BINARY_PACKED"),
+        column_encoding=_ENCODINGS,
         sorting_columns=[pq.SortingColumn(0)],
         write_page_index=True,
         write_page_checksum=True,
