@@ -82,14 +82,14 @@ def parse_line(line: bytes, where: str, defaults: Defaults) -> InputRecord:
 
 def parse_json(line: bytes, where: str, defaults: Defaults) -> InputRecord:
     """A JSON object with value or value_b64, and what else a record has."""
-    from forebay.wire.items import item_bytes, item_headers, parse_item
+    from forebay.wire.items import item_headers, item_key, item_value, parse_item
 
     item = parse_item(line, where)
     has_key = item.key is not UNSET or item.key_b64 is not UNSET
     return InputRecord(
         where,
-        item_bytes(item, "value"),
-        item_bytes(item, "key") if has_key else defaults.key,
+        item_value(item),
+        item_key(item) if has_key else defaults.key,
         defaults.tag if item.tag is UNSET else item.tag,
         item_headers(item),
         None if item.timestamp is UNSET else item.timestamp,

@@ -143,13 +143,20 @@ def _flaw(field: str, text: str) -> str:
     return f"is a text: {text}, not a text; write JSON as a text, bytes in base64"
 
 
-def item_bytes(item: RecordItem, field: str) -> bytes | None:
-    """The bytes of `value` or `key`, whichever way they are written."""
-    coded: Coded = getattr(item, f"{field}_b64")
-    if coded is not UNSET and coded is not None:
-        return coded
-    text: Text = getattr(item, field)
-    return None if text is None or text is UNSET else text.encode()
+def item_value(item: RecordItem) -> bytes | None:
+    """The value, whichever way it is written."""
+    return _content(item.value, item.value_b64)
+
+
+def item_key(item: RecordItem) -> bytes | None:
+    """The key, whichever way it is written."""
+    return _content(item.key, item.key_b64)
+
+
+def _content(text: Text, coded: Coded) -> bytes | None:
+    if isinstance(text, str):
+        return text.encode()
+    return None if coded is UNSET else coded
 
 
 def item_headers(item: RecordItem) -> Headers:
@@ -178,7 +185,7 @@ def columns_of(items: Sequence[RecordItem], now_ms: int, where: Callable[[int], 
         for place, item in enumerate(items):
             _check(item, partial(where, place))
     return RecordColumns(
-        values=_encoded(values) if plain else [item_bytes(item, "value") for item in items],
+        values=_encoded(values) if plain else [item_value(item) for item in items],
         keys=_key_column(items, None if coded else [item.key for item in items]),
         tags=_tag_column([item.tag for item in items], where),
         headers=[item_headers(item) for item in items] if any([item.headers for item in items]) else None,  # noqa: C419
@@ -193,7 +200,7 @@ def _key_column(items: Sequence[RecordItem], texts: Sequence[Text] | None) -> li
         return _encoded(texts)
     if texts is not None and str not in kinds:
         return None
-    keys = [item_bytes(item, "key") for item in items]
+    keys = [item_key(item) for item in items]
     return keys if any(key is not None for key in keys) else None
 
 
@@ -317,7 +324,7 @@ def record_of(item: RecordItem) -> Record:
     """The record that was written; `Invalid` if it lacks what every record has."""
     if not isinstance(item.partition, int) or not isinstance(item.offset, int) or not isinstance(item.timestamp, int):
         raise Invalid("a record has no partition, offset or timestamp")
-    key, value = item_bytes(item, "key"), item_bytes(item, "value")
+    key, value = item_key(item), item_value(item)
     return Record(item.partition, item.offset, item.timestamp, key, value, item.tag or None, item_headers(item))
 
 
@@ -338,6 +345,8 @@ def _written_column(
     if column is None:
         return repeat(absent), repeat(UNSET)
     try:
+        if None not in column:
+            return list(map(bytes.decode, column)), repeat(UNSET)  # type: ignore[arg-type]
         return [absent if entry is None else entry.decode() for entry in column], repeat(UNSET)
     except UnicodeDecodeError:
         pairs = [(absent, UNSET) if entry is None else written(entry) for entry in column]
