@@ -64,6 +64,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             **shard_fields(record),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

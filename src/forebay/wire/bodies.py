@@ -134,11 +134,9 @@ def decode_raw(
     `name` for one without a value.
     """
     limits.check_bytes(len(body))
-    if key is not None and key_b64 is not None:
-        raise Invalid("key and key_b64 both name a key: give one")
     if tag is not None and not 1 <= len(tag.encode()) <= TAG_BYTES_MAX:
         raise Invalid(f"tag has {len(tag.encode())} bytes; allowed: 1 to {TAG_BYTES_MAX}")
-    found = _key_bytes(key, key_b64)
+    found = key_bytes(key, key_b64)
     return RecordColumns(
         values=[body],
         keys=None if found is None else [found],
@@ -148,7 +146,10 @@ def decode_raw(
     )
 
 
-def _key_bytes(key: str | None, key_b64: str | None) -> bytes | None:
+def key_bytes(key: str | None, key_b64: str | None) -> bytes | None:
+    """The key that a request names, as text or in base64; `None` if it names none."""
+    if key is not None and key_b64 is not None:
+        raise Invalid("key and key_b64 both name a key: give one")
     if key_b64 is None:
         return None if key is None else key.encode()
     try:

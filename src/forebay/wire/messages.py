@@ -1,0 +1,274 @@
+"""What requests and answers of the HTTP API hold, besides records: one struct for each, for server and client alike.
+
+The names are those of the command line's JSON. An answer may get more fields in later versions, so the client ignores
+those it does not know. A request with an unknown field is refused: the server cannot do what it does not understand.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from forebay.records import CommitAck, GroupOffset, Offsets
+from forebay.topics import Cleanup, Durability, Engine, OnFull, TopicSpec
+from forebay.wire.items import GapItem
+
+Limit = Annotated[int, Meta(ge=1)] | None
+
+
+class TopicPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a topic is to be created. What is left out is as the server's defaults say."""
+
+    partitions: int = 1
+    durability: Durability | None = None
+    engine: Engine | None = None
+    compression: str = "none"
+    cap_records: Limit = None
+    cap_bytes: Limit = None
+    ttl_ms: Limit = None
+    on_full: OnFull = OnFull.DISCARD_OLD
+    cleanup: Cleanup = Cleanup.DELETE
+    compact_lag_ms: int | UnsetType = UNSET
+    exist_ok: bool = False
+    """Whether a topic that exists is fine, as it is."""
+
+
+class TopicPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What to change in a topic; `null` takes a limit away."""
+
+    partitions: int | UnsetType = UNSET
+    cap_records: Limit | UnsetType = UNSET
+    cap_bytes: Limit | UnsetType = UNSET
+    ttl_ms: Limit | UnsetType = UNSET
+    on_full: OnFull | UnsetType = UNSET
+    cleanup: Cleanup | UnsetType = UNSET
+    compact_lag_ms: int | UnsetType = UNSET
+    allow_loss: bool = False
+    """Whether records may end at once by the new limits."""
+
+
+class TopicItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The definition of a topic."""
+
+    name: str
+    topic_id: str
+    """Its incarnation: another one after the topic was deleted and created again."""
+    partitions: int
+    generation: int
+    engine: Engine
+    durability: Durability
+    compression: str
+    created_at: int
+    cap_records: int | None
+    cap_bytes: int | None
+    ttl_ms: int | None
+    on_full: OnFull
+    cleanup: Cleanup
+    compact_lag_ms: int
+    earlier: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: TopicSpec) -> Self:
+        """The definition as it is sent."""
+        fields = msgspec.structs.asdict(spec)
+        del fields["namespace"], fields["topic"]
+        return cls(name=str(spec.name), **fields)
+
+    def spec(self) -> TopicSpec:
+        """The definition that was sent."""
+        fields = msgspec.structs.asdict(self)
+        namespace, _, topic = fields.pop("name").partition("/")
+        return TopicSpec(namespace=namespace, topic=topic, **fields)
+
+
+class TopicList(msgspec.Struct, frozen=True):
+    """Some topics, by name. With `after`, ask again for those behind that name; without, there are no more."""
+
+    topics: list[TopicItem]
+    after: str | None = None
+
+
+class OffsetRangeItem(msgspec.Struct, frozen=True):
+    """Records of one append in one partition: `count` of them, at consecutive offsets from `first` on."""
+
+    partition: int
+    first: int
+    count: int
+
+
+class AppendedRanges(msgspec.Struct, frozen=True):
+    """Where the records of a request are now: a range for each partition that got some, in the order of the request."""
+
+    ranges: list[OffsetRangeItem]
+
+
+class OffsetsItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The watermarks of one partition; `next` is the next offset to assign."""
+
+    partition: int
+    earliest: int
+    evict_floor: int
+    durable: int
+    exported: int
+    next: int
+
+    @classmethod
+    def of(cls, partition: int, offsets: Offsets) -> Self:
+        """The watermarks as they are sent."""
+        return cls(partition=partition, **offsets._asdict())
+
+    def offsets(self) -> Offsets:
+        """The watermarks that were sent."""
+        return Offsets(self.earliest, self.evict_floor, self.durable, self.exported, self.next)
+
+
+class OffsetsPage(msgspec.Struct, frozen=True):
+    """The watermarks of the partitions of a topic."""
+
+    partitions: list[OffsetsItem]
+
+
+class OffsetFound(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a position stands in a partition; `null` where a time has no record at or after it."""
+
+    partition: int
+    offset: int | None
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """How many records a request has ended."""
+
+    records: int
+
+
+class Sealing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How to seal a topic."""
+
+    target: str | None = None
+    """The id of the data directory that alone may go on."""
+    accept_damage: bool = False
+
+
+class Exporting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How to make all of a topic history."""
+
+    accept_damage: bool = False
+
+
+class Copying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where to copy the records of a topic to: a topic that exists."""
+
+    target: str
+
+
+class CopiedItem(msgspec.Struct, frozen=True):
+    """What a copy did. It is complete if the counts of source and target are equal and no one else writes there."""
+
+    copied: int
+    """Records that were appended now."""
+    source: int
+    """Records in the source, up to where its copy ends."""
+    target: int
+    """Records in the target."""
+    gaps: list[GapItem]
+    """What the source has lost or evicted: there is nothing to copy."""
+
+
+class GroupPage(msgspec.Struct, frozen=True):
+    """The names of groups and readers that have a place in some topic."""
+
+    groups: list[str]
+
+
+class GroupItem(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a group stands in a partition: everything below `offset` is done, `lag` records are not."""
+
+    topic: str
+    partition: int
+    offset: int
+    end: int | None
+    lag: int | None
+    note: str
+    failure: str | None = None
+
+    @classmethod
+    def of(cls, place: GroupOffset) -> Self:
+        """The place as it is sent."""
+        return cls(lag=place.lag, **place._asdict())
+
+    def place(self) -> GroupOffset:
+        """The place that was sent."""
+        return GroupOffset(self.topic, self.partition, self.offset, self.end, self.note, self.failure)
+
+
+class GroupPlaces(msgspec.Struct, frozen=True):
+    """Where a group stands, in every partition that it has committed in."""
+
+    group: str
+    places: list[GroupItem]
+
+
+class Committing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a group has done: everything below `offset`."""
+
+    topic: str
+    offset: Annotated[int, Meta(ge=0)]
+    partition: Annotated[int, Meta(ge=0)] = 0
+    note: str = ""
+    ack: CommitAck = "durable"
+    """`durable` once it is stored; `cached` at once, and stored a little later."""
+    expected: int | None = None
+    """Only from there: `conflict` if the group stands elsewhere."""
+
+
+class Resetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where to set a group, also to an earlier place."""
+
+    topic: str
+    to: str
+    """`earliest`, `latest`, an offset, or a time as `2031-05-06T00:00:00Z`."""
+    partition: int | None = None
+    """Left out: in every partition."""
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a group stands in a partition; `null` if it has never committed there."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    note: str = ""
+
+
+class ResetPlaces(msgspec.Struct, frozen=True):
+    """Where a group stands now in each partition of a topic."""
+
+    topic: str
+    offsets: dict[int, int]
+
+
+class DegradedShard(msgspec.Struct, frozen=True):
+    """A shard that could not be opened."""
+
+    topic: str
+    partition: int
+    message: str
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the broker serves all routes."""
+
+    ready: bool
+    replay_progress: float
+    degraded: list[DegradedShard] = []
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """That the broker lives, and how it is."""
+
+    status: str
+    """`starting`, `ok`, `degraded` or `ending`."""
+    version: str
+    uptime_s: float
