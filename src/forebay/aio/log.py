@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
 from forebay.errors import Closed, Conflict, Moved
 from forebay.format.metadata.descriptor import ShardState
+from forebay.live import WatchedTopic, Watcher
 from forebay.locks import Rank, RankedLock
 from forebay.settings import Settings
 from forebay.shard.ownership import MayOwn
@@ -24,6 +25,8 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.status import LogStatus
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import WorkerStatus
+
+T = TypeVar("T")
 
 
 class AsyncLog:
@@ -92,6 +95,10 @@ class AsyncLog:
     def known_topic(self, name: TopicName) -> TopicSpec | None:
         """See `Storage.known_topic`: for event loops."""
         return self._log.known_topic(name)
+
+    def watcher(self, sources: Sequence[WatchedTopic[T]], *, outbox_bytes_max: int) -> Watcher[T]:
+        """Follow topics, as `AsyncTopic.watched` gives them, with one task for all."""
+        return Watcher(self._workers.feeds, sources, outbox_bytes_max=outbox_bytes_max)
 
     async def topics(
         self, prefix: str = "", *, after: str | TopicName | None = None, limit: int | None = None

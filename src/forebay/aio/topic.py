@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import AsyncStream, Paged
@@ -14,7 +14,7 @@ from forebay.appends.queue import QueueFull
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.frame.batch import Batch
-from forebay.live import WatchedTopic, Watcher
+from forebay.live import Render, WatchedTopic, Watcher
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX, Page, Reach
 from forebay.records import (
     EARLIEST,
@@ -39,6 +39,8 @@ from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 
 class _Opening:
@@ -433,6 +435,10 @@ class AsyncTopic:
         begin = partial(self._topic.following, start, partition=partition, on_gap=on_gap)
         watched = WatchedTopic(self._topic, begin, Batch.records)
         return AsyncStream(Watcher(self._workers.feeds, [watched], timeout))
+
+    def watched(self, render: Render[T], start: Start = LATEST) -> WatchedTopic[T]:
+        """The topic from `start` on for a watcher of several; see `AsyncLog.watcher`."""
+        return WatchedTopic.from_start(self._topic, render, start)
 
     def read_by_key(
         self,

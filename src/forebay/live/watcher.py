@@ -162,6 +162,11 @@ class Watcher(Generic[T]):
                 return await self._last()
         return None
 
+    def offsets(self) -> list[list[int]]:
+        """Where it goes on, for each topic in each of its partitions. Once it has begun; in the loop."""
+        assert self._followings is not None, "begin comes first"
+        return [[cursor.next for cursor in following.cursors] for following in self._followings]
+
     def close(self) -> None:
         """End: the task that waits gets nothing more. Harmless when repeated. In the loop."""
         self._closed = True

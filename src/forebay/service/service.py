@@ -1,0 +1,399 @@
+"""What a server does for its callers, once for every protocol: authorise, admit, place, do.
+
+One method per operation. Each takes the principal first and raises what the caller has to know; a front-end only parses
+and renders. For one event loop; nothing here blocks it: records are queued, pages come from memory or a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
+
+from forebay.aio.log import AsyncLog
+from forebay.aio.topic import AsyncTopic
+from forebay.errors import Invalid, Moved, Unauthenticated, Unavailable
+from forebay.live import WatchedTopic, Watcher
+from forebay.records import CommitAck, GroupOffset, OffsetRange, Offsets, Position
+from forebay.service.placement import Nowhere, Placement, There
+from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, may
+from forebay.service.quotas import Quotas
+from forebay.service.tokens import TokenBook
+from forebay.shard import RecoveryDecision, ShardRef
+from forebay.storage import BatchAck
+from forebay.storage.copying import Copied
+from forebay.storage.status import LogStatus, TopicStatus
+from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.wire.items import RecordColumns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+ANYONE: Final = Principal(name="anonymous", scopes=frozenset(AccessScope), prefixes=frozenset((EVERY_TOPIC,)))
+"""Every caller of a server that asks for no token."""
+COUNT_SECONDS: Final = 1.0
+"""How long a count of all topics is believed: the limit on topics may be passed by what is created meanwhile."""
+TOPICS_KEPT: Final = 100_000
+"""Handles of topics that a server keeps for the next call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecords:
+    """Records to be appended, decoded, and who produces them."""
+
+    columns: RecordColumns | pa.RecordBatch
+    partition: int | None = None
+    """Where all of them go; left out, keys decide, and records without a key take turns."""
+    producer: int | None = None
+    sequence: int | None = None
+    previous: int | None = None
+
+    async def queue(self, topic: AsyncTopic) -> BatchAck:
+        """Queue them; `Busy` at once where there is no room."""
+        columns = self.columns
+        if isinstance(columns, RecordColumns):
+            return await topic.append_many_nowait(
+                columns.values,
+                keys=columns.keys,
+                tags=columns.tags,
+                headers=columns.headers,
+                timestamps=columns.timestamps,
+                partition=self.partition,
+                producer=self.producer,
+                sequence=self.sequence,
+                previous=self.previous,
+            )
+        return await topic.append_arrow_nowait(
+            columns,
+            partition=self.partition,
+            producer=self.producer,
+            sequence=self.sequence,
+            previous=self.previous,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRecords:
+    """Which records of a topic to end: by one of key, tag, a range of offsets, or all before an offset."""
+
+    partition: int | None = None
+    key: bytes | None = None
+    tag: str | None = None
+    start: int | None = None
+    stop: int | None = None
+    before: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [self.key is not None, self.tag is not None, self.before is not None, self.stop is not None]
+        if sum(given) != 1 or (self.start is None) != (self.stop is None):
+            raise Invalid("say which records to delete by one of: key, tag, before, or start and stop")
+
+    async def apply(self, topic: AsyncTopic) -> int:
+        """End them; how many."""
+        if self.key is not None:
+            return await topic.delete_by_key(self.key, partition=self.partition)
+        if self.tag is not None:
+            return await topic.delete_by_tag(self.tag, partition=self.partition)
+        if self.before is not None:
+            return await topic.delete_before(self.before, self.partition)
+        assert self.start is not None, "checked"
+        assert self.stop is not None, "checked"
+        return await topic.delete_by_offset(self.start, self.stop, self.partition)
+
+
+class TopicCache:
+    """Handles of topics by name, so that a call finds its topic without waiting. For one event loop."""
+
+    def __init__(self, log: AsyncLog) -> None:
+        self._log = log
+        self._handles: dict[TopicName, AsyncTopic] = {}
+
+    async def get(self, name: TopicName) -> AsyncTopic:
+        """The topic of this name; `UnknownTopic` if there is none. Waits only for one that is not known here."""
+        handle = self._handles.get(name)
+        known = self._log.known_topic(name)
+        if handle is not None and known is not None and known.topic_id == handle.spec.topic_id:
+            return handle
+        self._handles.pop(name, None)
+        handle = await self._log.topic(name)
+        self._handles[name] = handle
+        if len(self._handles) > TOPICS_KEPT:
+            del self._handles[next(iter(self._handles))]
+        return handle
+
+    def forget(self, name: TopicName) -> None:
+        """The topic was deleted."""
+        self._handles.pop(name, None)
+
+
+class Service:
+    """Topics for callers with names and rights."""
+
+    def __init__(
+        self,
+        log: AsyncLog,
+        *,
+        quotas: Quotas,
+        placement: Placement,
+        tokens: TokenBook | None,
+    ) -> None:
+        """Without `tokens` every caller may do everything."""
+        self._log = log
+        self.quotas = quotas
+        self._placement = placement
+        self._tokens = tokens
+        self._topics = TopicCache(log)
+        self._names: list[TopicName] = []
+        """All topics, as they were counted last."""
+        self._counted_at = float("-inf")
+
+    # Callers
+
+    def anonymous(self) -> Principal:
+        """A caller that shows no token; `Unauthenticated` where one is asked for."""
+        if self._tokens is not None:
+            raise Unauthenticated("this server asks for a token: send it as Authorization: Bearer TOKEN")
+        return ANYONE
+
+    def authenticate(self, secret: str) -> Principal:
+        """The caller that shows this token; `Unauthenticated` if it is not valid. Reads nothing but memory."""
+        return ANYONE if self._tokens is None else self._tokens.principal(secret)
+
+    # Topics
+
+    async def create_topic(
+        self,
+        who: Principal,
+        name: TopicName,
+        *,
+        exist_ok: bool = False,
+        partitions: int = 1,
+        durability: str | None = None,
+        engine: str | None = None,
+        compression: str = "none",
+        **limits: Unpack[TopicLimits],
+    ) -> TopicSpec:
+        """Create a topic; its definition."""
+        check_may(who, AccessScope.ADMIN, name)
+        await self._check_room_for_topic(who)
+        topic = await self._log.create_topic(
+            name,
+            partitions=partitions,
+            durability=durability,
+            engine=engine,
+            compression=compression,
+            exist_ok=exist_ok,
+            **limits,
+        )
+        return topic.spec
+
+    async def topic(self, who: Principal, name: TopicName) -> TopicSpec:
+        """The definition of a topic."""
+        self._check_any(who, name)
+        return (await self._topics.get(name)).spec
+
+    async def topics(
+        self, who: Principal, prefix: str = "", *, after: TopicName | None = None, limit: int
+    ) -> tuple[list[TopicSpec], TopicName | None]:
+        """A page of the definitions that the caller may know of, and the name to go on after, if there are more."""
+        found: list[TopicSpec] = []
+        while True:
+            page = await self._log.topics(prefix, after=after, limit=limit)
+            visible = set(listed(who, (spec.name for spec in page)))
+            for spec in page:
+                after = spec.name
+                if spec.name in visible:
+                    found.append(spec)
+                if len(found) == limit:
+                    return found, after
+            if len(page) < limit:
+                return found, None
+
+    async def alter_topic(
+        self, who: Principal, name: TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]
+    ) -> TopicSpec:
+        """Change a topic; its definition on return."""
+        check_may(who, AccessScope.ADMIN, name)
+        return await self._log.alter_topic(name, allow_loss=allow_loss, **changes)
+
+    async def delete_topic(self, who: Principal, name: TopicName) -> None:
+        """Delete a topic with all its records."""
+        check_may(who, AccessScope.ADMIN, name)
+        await self._log.delete_topic(name)
+        self._topics.forget(name)
+
+    async def seal_topic(self, who: Principal, name: TopicName, *, target: str | None, accept_damage: bool) -> None:
+        """End the topic here in order: all of it is history, and the next owner goes on exactly there."""
+        check_may(who, AccessScope.ADMIN, name)
+        await self._log.seal_topic(name, target=target, accept_damage=accept_damage)
+
+    async def unseal_topic(self, who: Principal, name: TopicName) -> None:
+        """Take back a topic that was sealed here, unless another directory has it by now."""
+        check_may(who, AccessScope.ADMIN, name)
+        await self._log.unseal_topic(name)
+
+    async def export_topic(self, who: Principal, name: TopicName, *, accept_damage: bool) -> None:
+        """On return everything appended before is history."""
+        check_may(who, AccessScope.ADMIN, name)
+        await self._log.export_topic(name, accept_damage=accept_damage)
+
+    async def copy_topic(self, who: Principal, source: TopicName, target: TopicName) -> Copied:
+        """Bring every record of one topic into another, each once."""
+        check_may(who, AccessScope.READ, source)
+        check_may(who, AccessScope.WRITE, target)
+        return await self._log.copy_topic(source, target)
+
+    async def flush_topic(self, who: Principal, name: TopicName) -> None:
+        """On return everything appended before is durable."""
+        check_may(who, AccessScope.WRITE, name)
+        await (await self._topics.get(name)).flush()
+
+    async def rotate_topic(self, who: Principal, name: TopicName) -> None:
+        """Begin a new log file in each partition."""
+        check_may(who, AccessScope.ADMIN, name)
+        await (await self._topics.get(name)).rotate()
+
+    async def topic_status(self, who: Principal, name: TopicName) -> TopicStatus:
+        """How the topic fares in this process."""
+        self._check_any(who, name)
+        return await (await self._topics.get(name)).status()
+
+    async def recovery(self, who: Principal, name: TopicName, partition: int) -> RecoveryDecision:
+        """How a partition was recovered when it was opened."""
+        self._check_any(who, name)
+        return await (await self._topics.get(name)).recovery(partition)
+
+    async def status(self, who: Principal) -> LogStatus:
+        """How the whole log fares."""
+        check_may(who, AccessScope.ADMIN, None)
+        return await self._log.status()
+
+    # Records
+
+    def check_append(self, who: Principal, name: TopicName) -> None:
+        """`Forbidden` unless the caller may append to the topic: asked before a body is read."""
+        check_may(who, AccessScope.WRITE, name)
+
+    async def append(self, who: Principal, name: TopicName, records: AppendRecords) -> Sequence[OffsetRange]:
+        """Append records, those of a partition together; the offsets that each partition gave."""
+        check_may(who, AccessScope.WRITE, name)
+        topic = await self._topics.get(name)
+        self._check_placed(topic, records.partition)
+        return await (await records.queue(topic))
+
+    async def readable(self, who: Principal, name: TopicName, partition: int | None = None) -> AsyncTopic:
+        """The topic, for a caller that may read it."""
+        check_may(who, AccessScope.READ, name)
+        topic = await self._topics.get(name)
+        self._check_placed(topic, partition)
+        return topic
+
+    def watcher(self, sources: Sequence[WatchedTopic[T]], *, outbox_bytes_max: int) -> Watcher[T]:
+        """Follows topics that `readable` gave. Pages of more than so many bytes do not wait for it in memory."""
+        return self._log.watcher(sources, outbox_bytes_max=outbox_bytes_max)
+
+    async def delete_records(self, who: Principal, name: TopicName, what: DeleteRecords) -> int:
+        """End records of a topic; how many."""
+        check_may(who, AccessScope.DELETE, name)
+        topic = await self._topics.get(name)
+        self._check_placed(topic, what.partition)
+        return await what.apply(topic)
+
+    async def offsets(self, who: Principal, name: TopicName, partition: int | None = None) -> dict[int, Offsets]:
+        """The watermarks of one partition, or of all."""
+        topic = await self.readable(who, name, partition)
+        numbers = range(topic.partitions) if partition is None else (partition,)
+        return {number: await topic.offsets(number) for number in numbers}
+
+    async def resolve(self, who: Principal, name: TopicName, partition: int, position: Position) -> int | None:
+        """The offset that a position stands for; `None` for a time that no record has reached."""
+        topic = await self.readable(who, name, partition)
+        if position.kind == "time":
+            return await topic.offset_at_time(position.value, partition)
+        return await topic.resolve(position, partition)
+
+    # Groups
+
+    async def groups(self, who: Principal) -> list[str]:
+        """The names of the groups that have a place in a topic which the caller may read."""
+        names = await self._log.groups()
+        if may(who, AccessScope.READ, None):
+            return names
+        return [name for name in names if await self._visible_places(who, name)]
+
+    async def group_places(self, who: Principal, group: str) -> list[GroupOffset]:
+        """Where a group stands, in the topics that the caller may read."""
+        return await self._visible_places(who, group)
+
+    async def commit(
+        self,
+        who: Principal,
+        group: str,
+        topic: TopicName,
+        offset: int,
+        partition: int,
+        *,
+        note: str,
+        ack: CommitAck,
+        expected: int | None,
+    ) -> int:
+        """Everything below `offset` is done; where the group stands on return."""
+        check_may(who, AccessScope.READ, topic)
+        return await self._log.group(group).commit(topic, offset, partition, note=note, ack=ack, expected=expected)
+
+    async def fetch(self, who: Principal, group: str, topic: TopicName, partition: int) -> tuple[int | None, str]:
+        """Where a group stands in a partition, if it has a place there, and what was noted with it."""
+        check_may(who, AccessScope.READ, topic)
+        found = self._log.group(group)
+        return await found.fetch(topic, partition), await found.note(topic, partition)
+
+    async def reset(
+        self, who: Principal, group: str, topic: TopicName, position: Position, partition: int | None
+    ) -> dict[int, int]:
+        """Set a group, also to an earlier place; where it stands now in each partition."""
+        check_may(who, AccessScope.READ, topic)
+        return await self._log.group(group).reset(topic, position, partition)
+
+    async def delete_group(self, who: Principal, group: str) -> int:
+        """Forget every place of a group; how many. The caller needs the right on every topic that it has one in."""
+        found = self._log.group(group)
+        for place in await found.offsets():
+            check_may(who, AccessScope.READ, TopicName.parse(place.topic))
+        return await found.delete()
+
+    # How
+
+    async def _visible_places(self, who: Principal, group: str) -> list[GroupOffset]:
+        places = await self._log.group(group).offsets()
+        return [place for place in places if may(who, AccessScope.READ, TopicName.parse(place.topic))]
+
+    async def _check_room_for_topic(self, who: Principal) -> None:
+        """`Busy` if there are as many topics as there may be. Topics are counted once a second at most."""
+        now = asyncio.get_running_loop().time()
+        if now - self._counted_at > COUNT_SECONDS:
+            self._names = [spec.name for spec in await self._log.topics()]
+            self._counted_at = now
+        self.quotas.check_topics(total=len(self._names), below=len(listed(who, self._names)))
+
+    def _check_any(self, who: Principal, name: TopicName) -> None:
+        """`Forbidden` unless the caller has some right on the topic."""
+        if not listed(who, (name,)):
+            check_may(who, AccessScope.READ, name)
+
+    def _check_placed(self, topic: AsyncTopic, partition: int | None) -> None:
+        """Return if this broker serves the partition, or all of them; else say which one does."""
+        numbers = range(topic.partitions) if partition is None else (partition,)
+        for number in numbers:
+            place = self._placement.of(ShardRef(topic.spec, number))
+            if isinstance(place, There):
+                raise Moved(
+                    f"{topic.name}[{number}] is served by the broker at {place.url}: ask there",
+                    topic=topic.name,
+                    partition=number,
+                    holder=place.broker,
+                )
+            if isinstance(place, Nowhere):
+                raise Unavailable(f"{topic.name}[{number}] is served by no broker now: {place.why}", topic=topic.name)
