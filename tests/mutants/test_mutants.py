@@ -129,7 +129,7 @@ def _meets_a_failing_background_sync(rig: Simulated) -> None:
 
 
 def _flip_without_the_files_beside(durability: Durability) -> list[Violation]:
-    """One bit of the first of several synced records; `live` and `checkpoint` are missing, so only the log shows."""
+    """One bit of the first of several synced records; `live` and `checkpoint` are missing, so only the log tells."""
     rig = Rig(simulated(), durability).open()
     for _ in range(4):
         rig.append()
@@ -274,7 +274,6 @@ def _short_write_counts(patch: pytest.MonkeyPatch) -> None:
         file.write_at(data, position)
 
     patch.setattr(forebay.wal.writer, "write_all", once)
-    patch.setattr(forebay.wal.writer, "write_rest", lambda *_: None)
 
 
 def _sync_again(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli import consume, doctor, groups, inspecting, lookups, pipelines, produce, shards, tokens, topics, usage
+from forebay.cli import (
+    consume,
+    doctor,
+    groups,
+    inspecting,
+    lookups,
+    pipelines,
+    produce,
+    serving,
+    shards,
+    tokens,
+    topics,
+    usage,
+)
 from forebay.cli.commands import Commands
 from forebay.cli.invocation import (
     AssignmentsOption,
@@ -82,6 +95,7 @@ consume.register(app)
 usage.register(app)
 inspecting.register(app)
 doctor.register(app)
+serving.register(app)
 
 
 def run(words: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue, PendingFrame
 from forebay.clock import Clock
-from forebay.disk import Disk, replace_file, write_all, write_rest
+from forebay.disk import Disk, replace_file, write_all
 from forebay.errors import Unavailable
 from forebay.format.checksum import salted
 from forebay.format.columns.rows import Row
@@ -260,13 +260,9 @@ class Writer:
         data = encode_row_frame(
             active.salt_crc, base, self.place.epoch, durable, self.clock.now_ms(), row, self._zstd_level
         )
-        length = len(data)
         self.in_doubt = self.touched = True
-        # As `write_all`, without that call.
-        taken = active.file.write_at(data, position)
-        if taken != length:
-            write_rest(active.file, data, position, taken)
-        active.position = position + length
+        write_all(active.file, data, position)
+        active.position = position + len(data)
         active.written = [(base, position, row[4])]
         active.frames += 1
         active.marked = durable
@@ -637,23 +633,18 @@ class Writer:
     def _state(
         self, salt_crc: int, reserved_end: int, *, next_offset: int | None = None, restated: bool = False
     ) -> list[bytes]:
+        if self._identity is None:
+            self._identity = self.disk.identity(self.place.directory)
         state = State(
             reserved_end=reserved_end,
             previous_end=self.end,
             earliest=self.removals.floor.earliest,
             evict_floor=self.removals.floor.evict_floor,
-            identity=self.identity,
+            identity=self._identity,
             window=tuple(self.window.entries()) if restated else (),
             restated=restated,
         )
         return encode_state(state, frame_bytes_max=self.settings.frame_bytes_max, **self.stamp(salt_crc, next_offset))
-
-    @property
-    def identity(self) -> str:
-        """Which boot of the machine and which file system the log is written in."""
-        if self._identity is None:
-            self._identity = self.disk.identity(self.place.directory)
-        return self._identity
 
     def stamp(self, salt_crc: int, next_offset: int | None = None) -> dict[str, int]:
         """What every control frame written now carries."""

@@ -1,0 +1,214 @@
+"""The broker as an ASGI application: finds the route of a request, has its handler answer, counts and logs.
+
+Runs in one event loop. Until the log is recovered it answers only what says how far it is; once it is to stop it takes
+no new requests and ends those that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+from forebay.broker.exchange import Disconnected, HttpAnswer, Receive, Request, Send, Streamed
+from forebay.broker.guard import ANSWERING, TASKS
+from forebay.broker.routes import FoundRoute, Route, Router
+from forebay.broker.traffic import SeenRequest, Traffic
+from forebay.clock import Clock
+from forebay.errors import Closed, ForebayError, NotReady, Unauthenticated
+from forebay.live import Watcher
+from forebay.service.principals import Principal
+from forebay.service.service import Service
+from forebay.settings import ServerSettings
+from forebay.storage.recovery import FailedShard, Recovered
+from forebay.wire.errors import encode_error, encode_refusal
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NO_CONTENT: Final = 204
+COMPUTING_THREADS: Final = 2
+"""Threads that decode and encode: more of them would wait for the interpreter."""
+
+
+class BrokerPhase(enum.Enum):
+    """What a broker is at."""
+
+    STARTING = "starting"
+    """It opens its log and recovers shards."""
+    READY = "ready"
+    ENDING = "ending"
+    """It finishes what it has begun, and takes no new requests."""
+
+
+class Broker:
+    """Answers requests. For one event loop."""
+
+    def __init__(
+        self, routes: Sequence[Route], *, settings: ServerSettings, clock: Clock, private: Sequence[str] = ()
+    ) -> None:
+        """`private` are texts that no answer may show, such as the path of the data directory."""
+        self.phase = BrokerPhase.STARTING
+        self.progress = 0.0
+        """How far the recovery is, from 0 to 1."""
+        self.recovered: Recovered | None = None
+        """What became of the shards, once that is known."""
+        self.ending = asyncio.Event()
+        """Set when the broker is to stop: what waits for records or for time ends its answer."""
+        self.settings = settings
+        self.clock = clock
+        self.traffic = Traffic(clock)
+        self.routes = tuple(routes)
+        self._began = clock.monotonic()
+        self._computing = ThreadPoolExecutor(COMPUTING_THREADS, thread_name_prefix="forebay-broker-compute")
+        self._service: Service | None = None
+        self._watchers: weakref.WeakSet[Watcher[Any]] = weakref.WeakSet()
+        self._router = Router(routes)
+        self._private = tuple(private)
+
+    @property
+    def uptime_s(self) -> float:
+        """For how long the process has been serving."""
+        return self.clock.monotonic() - self._began
+
+    @property
+    def degraded(self) -> tuple[FailedShard, ...]:
+        """Shards that could not be opened."""
+        return () if self.recovered is None else self.recovered.failed
+
+    @property
+    def service(self) -> Service:
+        """What handlers call; `NotReady` until the log is recovered."""
+        if self._service is None or self.phase is not BrokerPhase.READY:
+            raise self.not_ready()
+        return self._service
+
+    async def compute(self, call: Callable[[], T]) -> T:
+        """Run what only computes, and takes long, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._computing, call)
+
+    def note_progress(self, done: float) -> None:
+        """The recovery has come so far, from 0 to 1. It never goes back."""
+        self.progress = max(self.progress, done)
+
+    def become_ready(self, service: Service, recovered: Recovered) -> None:
+        """Serve all routes from now on."""
+        self._service, self.recovered, self.progress = service, recovered, 1.0
+        if self.phase is BrokerPhase.STARTING:
+            self.phase = BrokerPhase.READY
+
+    def ends_with(self, watcher: Watcher[Any]) -> None:
+        """Close this watcher when the broker ends, so that its stream does."""
+        self._watchers.add(watcher)
+
+    def begin_ending(self) -> None:
+        """Take no new requests, and end those that wait for records. Harmless when repeated."""
+        self.phase = BrokerPhase.ENDING
+        self.ending.set()
+        for watcher in list(self._watchers):
+            watcher.close()
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request. The task is cancelled when the client goes."""
+        if scope["type"] != "http":
+            return
+        task = asyncio.current_task()
+        answering: set[asyncio.Task[Any] | None] = scope.get("extensions", {}).get(ANSWERING, {}).get(TASKS, set())
+        answering.add(task)
+        request = Request(scope, receive)
+        try:
+            with self.traffic.request(request) as seen:
+                await self._send(await self._answer(request, seen), send, seen)
+        except (Disconnected, asyncio.CancelledError):
+            # The client has gone, or the broker ends without waiting longer: there is nothing to answer.
+            pass
+        finally:
+            answering.discard(task)
+
+    async def _answer(self, request: Request, seen: SeenRequest) -> HttpAnswer | Streamed:
+        """What a handler says; every error becomes an answer of the one shape."""
+        try:
+            found = self._router.find(request.method, request.path)
+            if not isinstance(found, FoundRoute):
+                return _no_route(request, found)
+            seen.route, request.at = found.route, found.at
+            if not found.route.before_ready:
+                request.principal = self._authenticated(request)
+                seen.principal = request.principal.name
+            return await found.route.handler(self, request)
+        except ForebayError as error:
+            seen.error = error
+            return self._error_answer(error)
+        except Disconnected:
+            raise
+        except Exception as error:
+            logger.exception("%s failed", seen.name)
+            return self._error_answer(error)
+
+    def _authenticated(self, request: Request) -> Principal:
+        """Who calls. The token is never part of an error or a log line."""
+        service = self.service
+        value = request.header(b"authorization")
+        if value is None:
+            return service.anonymous()
+        kind, _, secret = value.partition(" ")
+        if kind.lower() != "bearer" or not secret:
+            raise Unauthenticated('the header Authorization is not "Bearer TOKEN"')
+        return service.authenticate(secret.strip())
+
+    def _error_answer(self, error: BaseException) -> HttpAnswer:
+        sent = encode_error(error, private=self._private)
+        headers: tuple[tuple[str, str], ...] = ()
+        if sent.retry_after_s is not None:
+            headers = (("retry-after", str(sent.retry_after_s)),)
+        if isinstance(error, Unauthenticated):
+            headers = (*headers, ("www-authenticate", "Bearer"))
+        if self.phase is BrokerPhase.ENDING:
+            headers = (*headers, ("connection", "close"))
+        return HttpAnswer(sent.status, sent.body, headers=headers)
+
+    def not_ready(self) -> ForebayError:
+        """Why most routes are not served now."""
+        if self.phase is BrokerPhase.ENDING:
+            return Closed("the broker is stopping: ask another one, or this one again when it has started")
+        return NotReady(
+            f"the broker recovers its shards, {self.progress:.0%} done: try again; GET /v1/ready says when it is ready",
+            replay_progress=round(self.progress, 4),
+        )
+
+    async def _send(self, answer: HttpAnswer | Streamed, send: Send, seen: SeenRequest) -> None:
+        seen.status = answer.status
+        headers = [(b"forebay-request-id", seen.id.encode())]
+        headers += [(name.encode(), value.encode()) for name, value in answer.headers]
+        if isinstance(answer, HttpAnswer):
+            if answer.status != NO_CONTENT:
+                headers.append((b"content-type", answer.media_type.encode()))
+                headers.append((b"content-length", b"%d" % len(answer.body)))
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            await send({"type": "http.response.body", "body": answer.body})
+            seen.sent += len(answer.body)
+            return
+        headers.append((b"content-type", answer.media_type.encode()))
+        with answer.held:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            async with aclosing(answer.pieces) as pieces:
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    seen.sent += len(piece)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _no_route(request: Request, methods: frozenset[str]) -> HttpAnswer:
+    if not methods:
+        return HttpAnswer(
+            404, encode_refusal("no_route", "there is no such address: GET /docs shows those that there are")
+        )
+    allowed = ", ".join(sorted(methods))
+    message = f"{request.method:.20} is not offered here: use {allowed}"
+    return HttpAnswer(405, encode_refusal("no_method", message), headers=(("allow", allowed),))

@@ -1,0 +1,193 @@
+"""One HTTP request as handlers see it, and the answers they give. Knows ASGI, and nothing of topics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+
+from forebay.errors import Invalid, TooLarge
+from forebay.service.principals import Principal
+from forebay.topics import TopicName
+
+Event: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Event]]
+Send: TypeAlias = Callable[[Event], Awaitable[None]]
+T = TypeVar("T", bound=msgspec.Struct)
+
+JSON: Final = "application/json"
+MESSAGE_BYTES_MAX: Final = 64 * 1024
+"""The largest body that brings no records."""
+NO_ONE: Final = Principal(name="-", scopes=frozenset(), prefixes=frozenset())
+FIELDS_MAX: Final = 512
+"""Parameters that a query may have: a watch names up to 256 topics."""
+
+
+class Disconnected(Exception):
+    """The client has gone; no answer reaches it."""
+
+
+class HttpAnswer(NamedTuple):
+    """What is sent back, all at once."""
+
+    status: int
+    body: bytes = b""
+    media_type: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, message: msgspec.Struct, status: int = 200) -> HttpAnswer:
+        """A message as JSON."""
+        return cls(status, msgspec.json.encode(message))
+
+
+class Streamed(NamedTuple):
+    """What is sent back piece by piece, until the pieces end or the client goes."""
+
+    pieces: AsyncGenerator[bytes, None]
+    media_type: str
+    headers: tuple[tuple[str, str], ...]
+    held: AbstractContextManager[object]
+    """What the stream uses as long as it lasts: left when it is over, also if no piece was sent."""
+    status: int = 200
+
+
+class Request:
+    """One request. For one task."""
+
+    __slots__ = ("_headers", "_query", "_receive", "at", "client", "method", "path", "principal")
+
+    def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.path: bytes = scope.get("raw_path") or scope["path"].encode()
+        """As it was sent: what is encoded is decoded part by part, so that no part becomes two."""
+        self.at: Mapping[str, str] = {}
+        """The parts of the path that a route names: namespace, topic, group."""
+        self.principal = NO_ONE
+        """Who calls: set before a handler runs, for routes that ask for a right."""
+        self.client: str = scope["client"][0] if scope.get("client") else "-"
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._query: bytes = scope.get("query_string", b"")
+        self._receive = receive
+
+    def header(self, name: bytes) -> str | None:
+        """A header by its name in small letters, if it was sent."""
+        found = self._headers.get(name)
+        return None if found is None else found.decode("latin-1")
+
+    def query(self, kind: type[T]) -> T:
+        """The parameters of the query, as the fields of a struct; `Invalid` names one that is wrong or unknown."""
+        if not self._query:
+            return _converted({}, kind)
+        try:
+            pairs = parse_qsl(
+                self._query.decode("ascii"),
+                keep_blank_values=True,
+                strict_parsing=True,
+                errors="strict",
+                max_num_fields=FIELDS_MAX,
+            )
+        except ValueError as error:
+            raise Invalid(f"the query of the address cannot be read: {error}") from error
+        lists = _list_fields(kind)
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in lists:
+                found.setdefault(name, []).append(value)
+            elif name in found:
+                raise Invalid(f"the query names {name!a:.80} twice")
+            else:
+                found[name] = value
+        return _converted(found, kind)
+
+    @property
+    def topic(self) -> TopicName:
+        """The topic that the path names; `Invalid` if it cannot be a name."""
+        return TopicName(self.at["namespace"], self.at["topic"])
+
+    @property
+    def length(self) -> int | None:
+        """How many bytes the body has, if the client says so."""
+        text = self.header(b"content-length")
+        return int(text) if text is not None and text.isdecimal() else None
+
+    async def body(self, limit: int, grow: Callable[[int], None] | None = None) -> bytes:
+        """All of the body; `TooLarge` before more than `limit` bytes are kept.
+
+        `grow` is called with the size of each piece of a body whose length the client did not say; it may refuse.
+        """
+        if (self.length or 0) > limit:
+            raise _too_large(limit, self.length)
+        is_counted = self.length is not None
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
+                raise Disconnected
+            piece = event.get("body", b"")
+            size += len(piece)
+            if size > limit:
+                raise _too_large(limit, None)
+            if grow is not None and piece and not is_counted:
+                grow(len(piece))
+            if not event.get("more_body", False):
+                return piece if not pieces else b"".join((*pieces, piece))
+            pieces.append(piece)
+
+    async def json(self, kind: type[T], *, default: T | None = None) -> T:
+        """The body as JSON of this kind; `default` for an empty one. For small bodies."""
+        body = await self.body(MESSAGE_BYTES_MAX)
+        if not body and default is not None:
+            return default
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            fields = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
+            raise Invalid(f"the body is wrong: {error}; it is a JSON object with: {fields}") from error
+
+
+def path_parts(path: bytes) -> list[str] | None:
+    """The parts of a path, decoded; `None` if one of them cannot be a part: not text, empty, or with a slash inside."""
+    parts = []
+    for part in path.split(b"/")[1:]:
+        try:
+            text = (unquote_to_bytes(part) if b"%" in part else part).decode()
+        except UnicodeDecodeError:
+            return None
+        if not text or "/" in text or "\0" in text:
+            return None
+        parts.append(text)
+    return parts
+
+
+def _too_large(limit: int, size: int | None) -> TooLarge:
+    said = "" if size is None else f" of {size} bytes"
+    return TooLarge(
+        f"the body{said} is larger than {limit} bytes (server.body_bytes_max): send it in parts",
+        size=size,
+        limit=limit,
+    )
+
+
+def _converted(found: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(found, kind, strict=False)
+    except msgspec.ValidationError as error:
+        allowed = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
+        raise Invalid(f"the query of the address is wrong: {error}; parameters: {allowed or 'none'}") from error
+
+
+@lru_cache
+def _list_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The parameters that may be given several times."""
+    found = set()
+    for field in msgspec.structs.fields(kind):
+        plain = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+        if get_origin(plain) in (list, tuple):
+            found.add(field.encode_name)
+    return frozenset(found)

@@ -1,0 +1,112 @@
+"""Routes of consumer groups: commit, fetch, reset, list, delete, lag."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from forebay.broker.app import Broker
+from forebay.broker.exchange import HttpAnswer, Request
+from forebay.broker.routes import NoQuery, Route
+from forebay.service.principals import AccessScope
+from forebay.topics import TopicName
+from forebay.wire.messages import Committed, Committing, GroupItem, GroupPage, GroupPlaces, ResetPlaces, Resetting
+from forebay.wire.positions import parse_start
+
+GROUP = "/v1/groups/{group}"
+
+
+class PlaceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One partition of a topic."""
+
+    topic: str
+    partition: Annotated[int, Meta(ge=0)] = 0
+
+
+async def list_groups(broker: Broker, request: Request) -> HttpAnswer:
+    """The names of groups and readers."""
+    request.query(NoQuery)
+    return HttpAnswer.of(GroupPage(await broker.service.groups(request.principal)))
+
+
+async def get_group(broker: Broker, request: Request) -> HttpAnswer:
+    """Where a group stands, and how far it is behind."""
+    request.query(NoQuery)
+    name = request.at["group"]
+    places = await broker.service.group_places(request.principal, name)
+    return HttpAnswer.of(GroupPlaces(name, [GroupItem.of(place) for place in places]))
+
+
+async def commit_offset(broker: Broker, request: Request) -> HttpAnswer:
+    """Everything below an offset is done."""
+    commit = await request.json(Committing)
+    topic = TopicName.parse(commit.topic)
+    offset = await broker.service.commit(
+        request.principal,
+        request.at["group"],
+        topic,
+        commit.offset,
+        commit.partition,
+        note=commit.note,
+        ack=commit.ack,
+        expected=commit.expected,
+    )
+    return HttpAnswer.of(Committed(topic=str(topic), partition=commit.partition, offset=offset, note=commit.note))
+
+
+async def fetch_offset(broker: Broker, request: Request) -> HttpAnswer:
+    """Where a group stands in one partition."""
+    query = request.query(PlaceQuery)
+    topic = TopicName.parse(query.topic)
+    offset, note = await broker.service.fetch(request.principal, request.at["group"], topic, query.partition)
+    return HttpAnswer.of(Committed(topic=str(topic), partition=query.partition, offset=offset, note=note))
+
+
+async def reset_group(broker: Broker, request: Request) -> HttpAnswer:
+    """Set a group in a topic, also to an earlier place."""
+    reset = await request.json(Resetting)
+    topic = TopicName.parse(reset.topic)
+    standing = await broker.service.reset(
+        request.principal, request.at["group"], topic, parse_start(reset.to, "to"), reset.partition
+    )
+    return HttpAnswer.of(ResetPlaces(str(topic), standing))
+
+
+async def delete_group(broker: Broker, request: Request) -> HttpAnswer:
+    """Forget every place of a group."""
+    await broker.service.delete_group(request.principal, request.at["group"])
+    return HttpAnswer(204)
+
+
+ROUTES = (
+    Route(
+        method="GET", path="/v1/groups", name="list_groups", summary="The names of consumer groups",
+        handler=list_groups, scope=AccessScope.READ, answer=GroupPage, tag="groups",
+    ),
+    Route(
+        method="GET", path=GROUP, name="get_group", summary="Where a group stands, and how far it is behind",
+        handler=get_group, scope=AccessScope.READ, answer=GroupPlaces, tag="groups",
+    ),
+    Route(
+        method="POST", path=f"{GROUP}/commit", name="commit_offset", summary="Everything below an offset is done",
+        handler=commit_offset, scope=AccessScope.READ, body=Committing, answer=Committed, tag="groups",
+        statuses=(404, 409, 422),
+    ),
+    Route(
+        method="GET", path=f"{GROUP}/offset", name="fetch_offset", summary="Where a group stands in a partition",
+        handler=fetch_offset, scope=AccessScope.READ, query=PlaceQuery, answer=Committed, tag="groups",
+        statuses=(404,),
+    ),
+    Route(
+        method="POST", path=f"{GROUP}/reset", name="reset_group", summary="Set a group, also to an earlier place",
+        handler=reset_group, scope=AccessScope.READ, body=Resetting, answer=ResetPlaces, tag="groups",
+        statuses=(404, 409), is_audited=True,
+    ),
+    Route(
+        method="DELETE", path=GROUP, name="delete_group", summary="Forget every place of a group",
+        handler=delete_group, scope=AccessScope.READ, status=204, tag="groups", is_audited=True,
+    ),
+)  # fmt: skip
+"""Of consumer groups."""

@@ -1,0 +1,103 @@
+"""The OpenAPI document of the broker, made from its route table: what is documented is what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from forebay.broker.exchange import JSON
+from forebay.broker.routes import Route
+from forebay.wire.errors import ERROR_TABLE, ErrorBody
+
+COMMON_STATUSES: Final = (400, 401, 403, 413, 429, 500, 503)
+"""What every route that asks for a right may answer with."""
+_REFERENCE: Final = "#/components/schemas/{name}"
+_PART: Final = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"}
+
+
+def document(routes: Sequence[Route], *, version: str) -> dict[str, Any]:
+    """The document, as plain values."""
+    types: list[Any] = [ErrorBody]
+    for route in routes:
+        types += [kind for kind in (route.body, route.answer) if kind is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    by_type = dict(zip(map(id, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Forebay",
+            "version": version,
+            "description": "Durable event streams: topics over HTTP.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": [route.tag],
+        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "responses": _responses(route, schemas),
+    }
+    if route.scope is not None:
+        found["security"] = [{"token": [str(route.scope)]}]
+    if route.body is not None or route.body_media:
+        found["requestBody"] = {"required": True, "content": _request_content(route, schemas)}
+    return found
+
+
+def _request_content(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if route.body is not None:
+        content[JSON] = {"schema": schemas[id(route.body)]}
+    for media in route.body_media:
+        content.setdefault(media, {"schema": {"type": "string", "format": "binary"}})
+    return content
+
+
+def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
+    good: dict[str, Any] = {"description": route.summary}
+    content = {media: {"schema": {"type": "string", "format": "binary"}} for media in route.answer_media}
+    if route.answer is not None:
+        content[JSON] = {"schema": schemas[id(route.answer)]}
+    if route.answer is not None or route.answer_media != (JSON,):
+        good["content"] = content
+    responses = {str(route.status): good}
+    wanted = {*COMMON_STATUSES, *route.statuses} if route.scope is not None else set(route.statuses)
+    for status in sorted(wanted):
+        codes = ", ".join(row.code for row in ERROR_TABLE if row.status == status)
+        responses[str(status)] = {
+            "description": codes or "refused",
+            "content": {JSON: {"schema": schemas[id(ErrorBody)]}},
+        }
+    return responses
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [{"name": label, "in": "path", "required": True, "schema": _PART} for label in route.labels]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    _, components = msgspec.json.schema_components([route.query], ref_template="{name}")
+    fields = components[route.query.__name__]
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in fields.get("required", ()),
+            "schema": kind,
+        }
+        for name, kind in fields.get("properties", {}).items()
+    ]

@@ -1,0 +1,282 @@
+"""Routes that bring records and give them: append, read, look up, delete.
+
+Appends and reads at the tail stay in the event loop; a body or a page that takes long to decode or encode goes to a
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from functools import partial
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from forebay.aio.topic import AsyncTopic
+from forebay.broker.app import Broker
+from forebay.broker.exchange import HttpAnswer, Request
+from forebay.broker.routes import Route
+from forebay.broker.topics import TOPIC
+from forebay.errors import Invalid
+from forebay.records import Gap, OnGap, Position, Record
+from forebay.service.principals import AccessScope
+from forebay.service.service import AppendRecords, DeleteRecords
+from forebay.wire import answers, bodies
+from forebay.wire.answers import BatchPage, PageMarks
+from forebay.wire.bodies import MediaType
+from forebay.wire.compression import decompress_body
+from forebay.wire.limits import BodyLimits
+from forebay.wire.messages import AppendedRanges, Deleted, OffsetRangeItem
+from forebay.wire.positions import parse_start
+
+LOOP_BYTES_MAX: Final = 256 * 1024
+"""Larger bodies and pages are decoded and encoded by a thread: the loop would stand still for a millisecond or more."""
+KEY_PRODUCERS: Final = 1 << 63
+"""Producers from here on are made of idempotency keys, and used by routers; clients choose from those below."""
+IDEMPOTENCY_KEY_CHARACTERS_MAX: Final = 256
+PAGE_RECORDS: Final = 10_000
+PAGE_BYTES: Final = 1024 * 1024
+PAGE_RECORDS_MAX: Final = 1_000_000
+PAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+APPEND_MEDIA: Final = (MediaType.JSON, MediaType.NDJSON, MediaType.ARROW, MediaType.RAW)
+READ_MEDIA: Final = (MediaType.JSON, MediaType.NDJSON, MediaType.ARROW, MediaType.FRAMES)
+
+
+class AppendQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where records go, who produces them, and the parts of a record whose value is the whole body."""
+
+    partition: Annotated[int, Meta(ge=0, description="Left out: by key, or in turn.")] | None = None
+    producer: Annotated[int, Meta(ge=1, le=KEY_PRODUCERS - 1)] | None = None
+    sequence: Annotated[int, Meta(ge=0)] | None = None
+    previous: int | None = None
+    key: str | None = None
+    key_b64: str | None = None
+    tag: str | None = None
+    timestamp: str | None = None
+    header: tuple[str, ...] = ()
+
+
+class ReadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which records to read."""
+
+    partition: Annotated[int, Meta(ge=0)] = 0
+    start: Annotated[str, Meta(description="`earliest`, `latest`, an offset, or a time.")] = "earliest"
+    records_max: Annotated[int, Meta(ge=1, le=PAGE_RECORDS_MAX)] = PAGE_RECORDS
+    bytes_max: Annotated[int, Meta(ge=1, le=PAGE_BYTES_MAX)] = PAGE_BYTES
+    wait_ms: Annotated[int, Meta(ge=0, description="How long to wait for a first record.")] = 0
+    key: str | None = None
+    key_b64: str | None = None
+    tag: str | None = None
+    history: Annotated[bool, Meta(description="With a key: all its records, not only the newest.")] = False
+
+
+class DeleteQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which records to delete: by one of key, tag, `before`, or `start` and `stop`."""
+
+    partition: Annotated[int, Meta(ge=0)] | None = None
+    key: str | None = None
+    key_b64: str | None = None
+    tag: str | None = None
+    start: Annotated[int, Meta(ge=0)] | None = None
+    stop: Annotated[int, Meta(ge=0)] | None = None
+    before: Annotated[int, Meta(ge=0)] | None = None
+
+
+# Append
+
+
+async def append_records(broker: Broker, request: Request) -> HttpAnswer:
+    """Append the records of the body."""
+    service, who, name = broker.service, request.principal, request.topic
+    service.check_append(who, name)
+    query = request.query(AppendQuery)
+    with service.quotas.request(who.name, request.length or 0) as admitted:
+        body = await request.body(broker.settings.body_bytes_max, admitted.grow)
+        limits = BodyLimits(broker.settings.body_bytes_max, broker.settings.batch_records_max)
+        decode = partial(_decode, request, query, body, limits, broker.clock.now_ms())
+        is_small = len(body) <= LOOP_BYTES_MAX and request.header(b"content-encoding") is None
+        records = decode() if is_small else await broker.compute(decode)
+        ranges = await service.append(who, name, records)
+    return HttpAnswer.of(AppendedRanges([OffsetRangeItem(*each) for each in ranges]))
+
+
+def _decode(request: Request, query: AppendQuery, body: bytes, limits: BodyLimits, now_ms: int) -> AppendRecords:
+    """The records of a body. In the event loop, or in a thread."""
+    media = MediaType.parse(request.header(b"content-type") or MediaType.JSON)
+    plain = decompress_body(body, request.header(b"content-encoding"), limits.bytes_max)
+    if media is not MediaType.RAW and (query.key or query.key_b64 or query.tag or query.timestamp or query.header):
+        raise Invalid(f"key, tag, timestamp and header in the address are for a body of {MediaType.RAW}")
+    if media is MediaType.JSON:
+        columns = bodies.decode_json(plain, limits, now_ms)
+    elif media is MediaType.NDJSON:
+        columns = bodies.decode_ndjson(plain, limits, now_ms)
+    elif media is MediaType.ARROW:
+        columns = bodies.decode_arrow(plain, limits)
+    elif media is MediaType.RAW:
+        columns = bodies.decode_raw(
+            plain,
+            limits,
+            key=query.key,
+            key_b64=query.key_b64,
+            tag=query.tag,
+            timestamp=query.timestamp,
+            headers=query.header,
+        )
+    else:
+        raise Invalid(f"{media} is for reading: send records as {', '.join(APPEND_MEDIA)}")
+    producer, sequence, previous = _producing(request, query)
+    return AppendRecords(
+        columns=columns, partition=query.partition, producer=producer, sequence=sequence, previous=previous
+    )
+
+
+def _producing(request: Request, query: AppendQuery) -> tuple[int | None, int | None, int | None]:
+    """Who produces: the query says so, or an idempotency key stands for a producer of one append."""
+    key = request.header(b"idempotency-key")
+    if key is None:
+        return query.producer, query.sequence, query.previous
+    if query.producer is not None or query.sequence is not None:
+        raise Invalid("Idempotency-Key and producer both say who produces: give one")
+    if not 1 <= len(key) <= IDEMPOTENCY_KEY_CHARACTERS_MAX:
+        raise Invalid(f"Idempotency-Key has {len(key)} characters; allowed: 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX}")
+    digest = hashlib.blake2b(key.encode("latin-1"), digest_size=8).digest()
+    return int.from_bytes(digest) | KEY_PRODUCERS, 0, None
+
+
+# Read
+
+
+async def read_records(broker: Broker, request: Request) -> HttpAnswer:
+    """A page of a partition, or what a key or a tag has in it."""
+    query = request.query(ReadQuery)
+    topic = await broker.service.readable(request.principal, request.topic, query.partition)
+    media = _accepted(request)
+    with broker.service.quotas.request(request.principal.name):
+        start = parse_start(query.start, "start")
+        if query.key is not None or query.key_b64 is not None or query.tag is not None:
+            return await _look_up(topic, query, start, media)
+        offset = start.value if start.kind == "offset" else await topic.resolve(start, query.partition)
+        page = await _page(broker, topic, query, offset)
+    encode = partial(_encode, page, media)
+    size = sum(int(batch.sizes().sum()) for batch in page.batches)
+    return encode() if size <= LOOP_BYTES_MAX else await broker.compute(encode)
+
+
+async def _page(broker: Broker, topic: AsyncTopic, query: ReadQuery, offset: int) -> BatchPage:
+    """The page at `offset`, waited for as long as the query says if there is none yet."""
+    read = partial(topic.batch_page, query.partition, offset, records_max=query.records_max, bytes_max=query.bytes_max)
+    page, reach = await read()
+    if page.next == offset and query.wait_ms:
+        await _until_published(broker, topic, query, offset)
+        page, reach = await read()
+    marks = PageMarks(page.next, max(reach.head, page.next), reach.earliest, reach.evict_floor)
+    return BatchPage(query.partition, page.batches, page.events, marks)
+
+
+async def _until_published(broker: Broker, topic: AsyncTopic, query: ReadQuery, offset: int) -> None:
+    """Wait until there is something at `offset`, the time is up, or the broker ends."""
+    seconds = min(query.wait_ms, broker.settings.wait_timeout_max_ms) / 1000
+    async with topic.follow({query.partition: offset}, timeout=seconds, on_gap=lambda *_: None) as stream:
+        first = asyncio.ensure_future(anext(stream, None))
+        ending = asyncio.create_task(broker.ending.wait())
+        try:
+            await asyncio.wait((first, ending), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            first.cancel()
+            ending.cancel()
+            # An error of the look is met again by the read that follows, which says it better.
+            await asyncio.gather(first, ending, return_exceptions=True)
+
+
+async def _look_up(topic: AsyncTopic, query: ReadQuery, start: Position, media: MediaType) -> HttpAnswer:
+    """What a key or a tag has in the partition, by the index; a page of it."""
+    if media not in (MediaType.JSON, MediaType.NDJSON):
+        raise Invalid(f"look-ups by key or tag answer with {MediaType.JSON} or {MediaType.NDJSON}")
+    gaps: list[tuple[int, Gap]] = []
+    found = await _looked_up(topic, query, start, lambda partition, gap: gaps.append((partition, gap)))
+    offsets = await topic.offsets(query.partition)
+    is_more = len(found) == query.records_max
+    marks = PageMarks(
+        found[-1].offset + 1 if is_more else offsets.next, offsets.next, offsets.earliest, offsets.evict_floor
+    )
+    items = answers.record_page_items(found, gaps)
+    if media is MediaType.NDJSON:
+        return HttpAnswer(200, answers.encode_page_ndjson(items), media, tuple(marks.headers().items()))
+    return HttpAnswer(200, answers.encode_page_json(items, marks), media)
+
+
+async def _looked_up(topic: AsyncTopic, query: ReadQuery, start: Position, on_gap: OnGap) -> list[Record]:
+    limit, partition = query.records_max, query.partition
+    key = bodies.key_bytes(query.key, query.key_b64)
+    if key is None:
+        assert query.tag is not None, "a key or a tag was given"
+        by_tag = topic.read_by_tag(query.tag, start=start, limit=limit, partition=partition, on_gap=on_gap)
+        return [record async for record in by_tag]
+    if query.tag is not None:
+        raise Invalid("look up by key or by tag, not by both")
+    by_key = topic.read_by_key(key, history=query.history, start=start, limit=limit, partition=partition, on_gap=on_gap)
+    return [record async for record in by_key]
+
+
+def _accepted(request: Request) -> MediaType:
+    """How to answer a read: the first of `Accept` that is offered, JSON if it does not matter."""
+    accept = request.header(b"accept")
+    for entry in (accept or "*/*").split(","):
+        name = entry.partition(";")[0].strip().lower()
+        if name in ("*/*", "application/*"):
+            return MediaType.JSON
+        if name in READ_MEDIA:
+            return MediaType(name)
+    return MediaType.parse(accept or "")
+
+
+def _encode(page: BatchPage, media: MediaType) -> HttpAnswer:
+    """A page as an answer. In the event loop, or in a thread."""
+    if media is MediaType.FRAMES:
+        return HttpAnswer(200, answers.encode_page_frames(page), media)
+    headers = tuple(page.marks.headers().items())
+    if media is MediaType.ARROW:
+        return HttpAnswer(200, answers.encode_page_arrow(page), media, headers)
+    items = answers.batch_page_items(page)
+    if media is MediaType.NDJSON:
+        return HttpAnswer(200, answers.encode_page_ndjson(items), media, headers)
+    return HttpAnswer(200, answers.encode_page_json(items, page.marks), media)
+
+
+# Delete
+
+
+async def delete_records(broker: Broker, request: Request) -> HttpAnswer:
+    """End records of a topic."""
+    query = request.query(DeleteQuery)
+    what = DeleteRecords(
+        partition=query.partition,
+        key=bodies.key_bytes(query.key, query.key_b64),
+        tag=query.tag,
+        start=query.start,
+        stop=query.stop,
+        before=query.before,
+    )
+    return HttpAnswer.of(Deleted(await broker.service.delete_records(request.principal, request.topic, what)))
+
+
+ROUTES = (
+    Route(
+        method="POST", path=f"{TOPIC}/records", name="append_records", summary="Append records",
+        handler=append_records, scope=AccessScope.WRITE, query=AppendQuery, body=bodies.RecordsBody,
+        body_media=APPEND_MEDIA, answer=AppendedRanges, tag="records", statuses=(404, 409, 421, 422, 504, 507),
+    ),
+    Route(
+        method="GET", path=f"{TOPIC}/records", name="read_records", summary="Read a page of a partition",
+        handler=read_records, scope=AccessScope.READ, query=ReadQuery, answer=answers.PageBody,
+        answer_media=READ_MEDIA, tag="records", statuses=(404, 421, 422),
+    ),
+    Route(
+        method="DELETE", path=f"{TOPIC}/records", name="delete_records", summary="Delete records",
+        handler=delete_records, scope=AccessScope.DELETE, query=DeleteQuery, answer=Deleted, tag="records",
+        statuses=(404, 409, 421, 422), is_audited=True,
+    ),
+)  # fmt: skip
+"""Of records."""

@@ -1,0 +1,156 @@
+"""Runs a broker in this process: binds, recovers behind the gate, serves, and ends in order at a signal.
+
+bind → answer "not ready" → open the log → recover its shards → serve → (signal) end streams → commit → close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import PurePath
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from forebay.aio.log import AsyncLog
+from forebay.broker.app import Broker
+from forebay.broker.guard import Guard, GuardedProtocol
+from forebay.broker.table import ROUTES
+from forebay.clock import SystemClock
+from forebay.errors import Unavailable
+from forebay.lifecycle import StopSignals
+from forebay.service.placement import Alone
+from forebay.service.quotas import Quotas
+from forebay.service.service import Service
+from forebay.settings import ServerSettings, Settings
+
+logger = logging.getLogger(__name__)
+
+SWITCH_SECONDS: Final = 0.0005
+"""How long a thread may keep the interpreter from the event loop."""
+BACKLOG: Final = 2048
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(path: str | PurePath, settings: Settings, *, on_bound: Callable[[str], None]) -> None:
+    """Serve the log at `path` until SIGTERM or SIGINT. For the main thread.
+
+    `on_bound` is called with the address once it is bound, before shards are recovered. A second signal ends the
+    process at once.
+    """
+    with bound_socket(settings.server) as bound, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        runner.run(_until_signal(path, settings, bound, on_bound))
+
+
+async def _until_signal(
+    path: str | PurePath, settings: Settings, bound: socket.socket, on_bound: Callable[[str], None]
+) -> None:
+    process = BrokerRun(path, settings, bound)
+    loop = asyncio.get_running_loop()
+    with StopSignals(lambda: loop.call_soon_threadsafe(process.stop)):
+        await process.run(on_bound)
+
+
+class BrokerRun:
+    """One broker from its start to its end. For one event loop."""
+
+    def __init__(self, path: str | PurePath, settings: Settings, bound: socket.socket) -> None:
+        self._path = path
+        self._settings = settings
+        self._bound = bound
+        self._clock = SystemClock()
+        self.guard = Guard(settings.server)
+        self.broker = Broker(ROUTES, settings=settings.server, clock=self._clock, private=(str(path),))
+        self._server = _Server(_config(self.broker, settings.server, self.guard))
+
+    def stop(self) -> None:
+        """Begin to end: take no new requests, end streams, finish the rest. Harmless when repeated. In the loop."""
+        self.broker.begin_ending()
+        self._server.should_exit = True
+
+    async def run(self, on_bound: Callable[[str], None]) -> None:
+        """Serve until `stop` is called. Raises why the log could not be opened, once every caller has its answer."""
+        serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
+        guarding = asyncio.create_task(self.guard.run())
+        on_bound(url_of(self._bound, self._settings.server))
+        try:
+            async with AsyncLog(self._path, self._settings) as log:
+                recovering = asyncio.create_task(self._recover(log))
+                await asyncio.wait((recovering, serving), return_when=asyncio.FIRST_COMPLETED)
+                if recovering.done():
+                    # Raises what kept all shards closed; single ones only degrade the broker.
+                    recovering.result()
+                await serving
+                logger.info("no request is left: closing the log")
+        finally:
+            self.stop()
+            guarding.cancel()
+            await serving
+        logger.info("the broker has stopped: everything that it acknowledged is durable")
+
+    async def _recover(self, log: AsyncLog) -> None:
+        recovered = await log.recover(self.broker.note_progress)
+        for failed in recovered.failed:
+            logger.error("%s is not served: %s", failed.ref, failed.error)
+        quotas = Quotas(self._settings.server, self._clock)
+        service = Service(log, quotas=quotas, placement=Alone(), tokens=None)
+        self.broker.become_ready(service, recovered)
+        logger.info("ready: %d shards are open, %d are degraded", recovered.opened, len(recovered.failed))
+
+
+@contextmanager
+def bound_socket(settings: ServerSettings) -> Iterator[socket.socket]:
+    """The socket that clients connect to; `Unavailable` says why the address cannot be bound."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((settings.host, settings.port))
+            bound.listen(BACKLOG)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot bind {settings.host}:{settings.port}: {error.strerror}; stop what has it, or choose another "
+                "address with server.host and server.port"
+            ) from error
+        bound.setblocking(False)
+        yield bound
+
+
+def url_of(bound: socket.socket, settings: ServerSettings) -> str:
+    """Where clients reach the broker."""
+    host, port = bound.getsockname()[:2]
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _config(broker: Broker, settings: ServerSettings, guard: Guard) -> uvicorn.Config:
+    return uvicorn.Config(
+        broker,
+        http=partial(GuardedProtocol, guard=guard),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=max(1, settings.idle_timeout_ms // 1000),
+        timeout_graceful_shutdown=max(1, settings.stop_timeout_ms // 1000),
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )

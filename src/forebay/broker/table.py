@@ -1,0 +1,7 @@
+"""All routes of the broker, in the order in which they are documented."""
+
+from __future__ import annotations
+
+from forebay.broker import groups, health, records, topics, watch
+
+ROUTES = (*topics.ROUTES, *records.ROUTES, *watch.ROUTES, *groups.ROUTES, *health.ROUTES)

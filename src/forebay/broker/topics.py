@@ -1,0 +1,215 @@
+"""Routes of topics: create, show, list, alter, delete, seal, export, copy, watermarks, status."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from forebay.broker.app import Broker
+from forebay.broker.exchange import HttpAnswer, Request
+from forebay.broker.routes import NoQuery, Route
+from forebay.service.principals import AccessScope
+from forebay.topics import TopicName
+from forebay.wire.items import GapItem
+from forebay.wire.messages import (
+    CopiedItem,
+    Copying,
+    Exporting,
+    OffsetFound,
+    OffsetsItem,
+    OffsetsPage,
+    Sealing,
+    TopicItem,
+    TopicList,
+    TopicPatch,
+    TopicPut,
+)
+from forebay.wire.positions import parse_start
+
+LISTED: int = 1_000
+"""Topics of one page, if the caller does not say how many."""
+LISTED_MAX = 10_000
+TOPIC = "/v1/topics/{namespace}/{topic}"
+
+
+class ListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which topics to list."""
+
+    prefix: Annotated[str, Meta(description="How their names begin.")] = ""
+    after: Annotated[str | None, Meta(description="The name to go on after: `after` of the page before.")] = None
+    limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = LISTED
+
+
+class PartitionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which partition; all of them if none is named."""
+
+    partition: Annotated[int, Meta(ge=0)] | None = None
+
+
+class PositionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A place in a partition."""
+
+    at: Annotated[str, Meta(description="`earliest`, `latest`, an offset, or a time.")]
+    partition: Annotated[int, Meta(ge=0)] = 0
+
+
+async def list_topics(broker: Broker, request: Request) -> HttpAnswer:
+    """A page of the topics that the caller may know of."""
+    query = request.query(ListQuery)
+    after = None if query.after is None else TopicName.parse(query.after)
+    found, more = await broker.service.topics(request.principal, query.prefix, after=after, limit=query.limit)
+    page = TopicList([TopicItem.of(spec) for spec in found], None if more is None else str(more))
+    return HttpAnswer.of(page)
+
+
+async def put_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Create a topic."""
+    put = await request.json(TopicPut, default=TopicPut())
+    fields = {name: value for name, value in msgspec.structs.asdict(put).items() if value is not UNSET}
+    spec = await broker.service.create_topic(request.principal, request.topic, **fields)
+    return HttpAnswer.of(TopicItem.of(spec), status=201)
+
+
+async def get_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """The definition of a topic."""
+    request.query(NoQuery)
+    return HttpAnswer.of(TopicItem.of(await broker.service.topic(request.principal, request.topic)))
+
+
+async def patch_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Change a topic."""
+    patch = await request.json(TopicPatch)
+    fields = {name: value for name, value in msgspec.structs.asdict(patch).items() if value is not UNSET}
+    return HttpAnswer.of(TopicItem.of(await broker.service.alter_topic(request.principal, request.topic, **fields)))
+
+
+async def delete_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Delete a topic with all its records."""
+    await broker.service.delete_topic(request.principal, request.topic)
+    return HttpAnswer(204)
+
+
+async def seal_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """End a topic here in order."""
+    sealing = await request.json(Sealing, default=Sealing())
+    await broker.service.seal_topic(
+        request.principal, request.topic, target=sealing.target, accept_damage=sealing.accept_damage
+    )
+    return HttpAnswer(204)
+
+
+async def unseal_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Take a sealed topic back."""
+    await broker.service.unseal_topic(request.principal, request.topic)
+    return HttpAnswer(204)
+
+
+async def export_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Make all of a topic history."""
+    exporting = await request.json(Exporting, default=Exporting())
+    await broker.service.export_topic(request.principal, request.topic, accept_damage=exporting.accept_damage)
+    return HttpAnswer(204)
+
+
+async def copy_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Bring every record of a topic into another, each once."""
+    copying = await request.json(Copying)
+    copied = await broker.service.copy_topic(request.principal, request.topic, TopicName.parse(copying.target))
+    return HttpAnswer.of(
+        CopiedItem(
+            copied.copied, copied.source, copied.target, [GapItem.of(number, gap) for number, gap in copied.gaps]
+        )
+    )
+
+
+async def flush_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Make everything appended so far durable."""
+    await broker.service.flush_topic(request.principal, request.topic)
+    return HttpAnswer(204)
+
+
+async def rotate_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Begin a new log file in each partition."""
+    await broker.service.rotate_topic(request.principal, request.topic)
+    return HttpAnswer(204)
+
+
+async def get_offsets(broker: Broker, request: Request) -> HttpAnswer:
+    """The watermarks of the partitions of a topic."""
+    partition = request.query(PartitionQuery).partition
+    found = await broker.service.offsets(request.principal, request.topic, partition)
+    return HttpAnswer.of(OffsetsPage([OffsetsItem.of(number, offsets) for number, offsets in found.items()]))
+
+
+async def find_offset(broker: Broker, request: Request) -> HttpAnswer:
+    """Where a position stands in a partition."""
+    query = request.query(PositionQuery)
+    found = await broker.service.resolve(request.principal, request.topic, query.partition, parse_start(query.at))
+    return HttpAnswer.of(OffsetFound(partition=query.partition, offset=found))
+
+
+ROUTES = (
+    Route(
+        method="GET", path="/v1/topics", name="list_topics", summary="List topics, a page at a time",
+        handler=list_topics, scope=AccessScope.READ, query=ListQuery, answer=TopicList, tag="topics",
+    ),
+    Route(
+        method="PUT", path=TOPIC, name="put_topic", summary="Create a topic",
+        handler=put_topic, scope=AccessScope.ADMIN, body=TopicPut, answer=TopicItem, status=201, tag="topics",
+        statuses=(409, 422), is_audited=True,
+    ),
+    Route(
+        method="GET", path=TOPIC, name="get_topic", summary="The definition of a topic",
+        handler=get_topic, scope=AccessScope.READ, answer=TopicItem, tag="topics", statuses=(404,),
+    ),
+    Route(
+        method="PATCH", path=TOPIC, name="patch_topic", summary="Change a topic while it is used",
+        handler=patch_topic, scope=AccessScope.ADMIN, body=TopicPatch, answer=TopicItem, tag="topics",
+        statuses=(404, 409, 422), is_audited=True,
+    ),
+    Route(
+        method="DELETE", path=TOPIC, name="delete_topic", summary="Delete a topic with all its records",
+        handler=delete_topic, scope=AccessScope.ADMIN, status=204, tag="topics", statuses=(404, 409), is_audited=True,
+    ),
+    Route(
+        method="POST", path=f"{TOPIC}/seal", name="seal_topic", summary="End a topic here; another directory goes on",
+        handler=seal_topic, scope=AccessScope.ADMIN, body=Sealing, status=204, tag="topics",
+        statuses=(404, 409, 422), is_audited=True,
+    ),
+    Route(
+        method="POST", path=f"{TOPIC}/unseal", name="unseal_topic", summary="Take back a topic that was sealed here",
+        handler=unseal_topic, scope=AccessScope.ADMIN, status=204, tag="topics", statuses=(404, 409, 422),
+        is_audited=True,
+    ),
+    Route(
+        method="POST", path=f"{TOPIC}/export", name="export_topic", summary="Make all of a topic history",
+        handler=export_topic, scope=AccessScope.ADMIN, body=Exporting, status=204, tag="topics",
+        statuses=(404, 409, 422), is_audited=True,
+    ),
+    Route(
+        method="POST", path=f"{TOPIC}/copy", name="copy_topic", summary="Bring every record into another topic, once",
+        handler=copy_topic, scope=AccessScope.READ, body=Copying, answer=CopiedItem, tag="topics",
+        statuses=(404, 409, 422), is_audited=True,
+    ),
+    Route(
+        method="POST", path=f"{TOPIC}/flush", name="flush_topic", summary="Make everything appended so far durable",
+        handler=flush_topic, scope=AccessScope.WRITE, status=204, tag="topics", statuses=(404,),
+    ),
+    Route(
+        method="POST", path=f"{TOPIC}/rotate", name="rotate_topic", summary="Begin a new log file in each partition",
+        handler=rotate_topic, scope=AccessScope.ADMIN, status=204, tag="topics", statuses=(404, 422), is_audited=True,
+    ),
+    Route(
+        method="GET", path=f"{TOPIC}/offsets", name="get_offsets", summary="The watermarks of the partitions",
+        handler=get_offsets, scope=AccessScope.READ, query=PartitionQuery, answer=OffsetsPage, tag="topics",
+        statuses=(404,),
+    ),
+    Route(
+        method="GET", path=f"{TOPIC}/offset", name="find_offset", summary="The offset of a time or an end",
+        handler=find_offset, scope=AccessScope.READ, query=PositionQuery, answer=OffsetFound, tag="topics",
+        statuses=(404,),
+    ),
+)  # fmt: skip
+"""Of topics."""

@@ -1,0 +1,110 @@
+"""What goes through the broker: every request counted by its route, and one log line for those worth it.
+
+For one event loop, so without a lock. The numbers are published with those of the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from forebay.broker.exchange import Request
+from forebay.broker.routes import Route
+from forebay.clock import Clock
+from forebay.errors import ForebayError
+from forebay.meter import Histogram
+
+logger = logging.getLogger(__name__)
+
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+NO_ROUTE: Final = "none"
+"""The name of the route where a request fits none: addresses of clients are no labels."""
+FAILURE: Final = 500
+"""The status of an error that the broker itself has made, or found in what it keeps: every one is logged."""
+GONE: Final = 499
+"""The status of a request whose client has gone before it was answered."""
+
+
+class SeenRequest:
+    """One request on its way, for the count and the log line."""
+
+    __slots__ = ("error", "id", "principal", "route", "sent", "status", "trace")
+
+    def __init__(self, request_id: str, trace: str | None) -> None:
+        self.id = request_id
+        """As the client gave it, or made here: it stands in the answer and in every log line of the request."""
+        self.trace = trace
+        """The OpenTelemetry header `traceparent`, if the client sent one."""
+        self.route: Route | None = None
+        self.principal = "-"
+        self.status = 0
+        self.sent = 0
+        self.error: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        """What metrics call the request."""
+        return NO_ROUTE if self.route is None else self.route.name
+
+
+class Traffic:
+    """Counts and logs requests."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._prefix = clock.random_bytes(4).hex()
+        self._number = 0
+        self.under_way = 0
+        self.requests: Counter[tuple[str, int]] = Counter()
+        """By the name of the route and the status."""
+        self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """How long answers took, by the name of the route. Streams are not in it."""
+        self.sent: Counter[str] = Counter()
+        """Bytes of answers, by the name of the route."""
+
+    @contextmanager
+    def request(self, request: Request) -> Iterator[SeenRequest]:
+        """Count one request, and log it if it is worth it."""
+        self._number += 1
+        given, trace = request.header(b"x-request-id"), request.header(b"traceparent")
+        if given is None or not _ID.fullmatch(given):
+            given = f"{self._prefix}-{self._number:x}"
+        seen = SeenRequest(given, trace if trace is not None and _TRACE.fullmatch(trace) else None)
+        begun = self._clock.monotonic()
+        self.under_way += 1
+        try:
+            yield seen
+        finally:
+            self.under_way -= 1
+            taken = self._clock.monotonic() - begun
+            self.requests[seen.name, seen.status or GONE] += 1
+            self.sent[seen.name] += seen.sent
+            if seen.route is None or not seen.route.is_stream:
+                self.seconds[seen.name].observe(taken)
+            self._log(request, seen, taken)
+
+    def _log(self, request: Request, seen: SeenRequest, taken: float) -> None:
+        """Changes and failures are logged; reads that went well only where the level is `debug`."""
+        level = logging.INFO if seen.route is not None and seen.route.is_audited else logging.DEBUG
+        if seen.status == FAILURE:
+            level = logging.WARNING
+        if not logger.isEnabledFor(level):
+            return
+        fields = {
+            "request_id": seen.id,
+            "route": seen.name,
+            "status": seen.status or GONE,
+            "principal": seen.principal,
+            "client": request.client,
+            "seconds": round(taken, 6),
+            "bytes": seen.sent,
+            **({"topic": f"{request.at['namespace']}/{request.at['topic']}"} if "topic" in request.at else {}),
+            **({"traceparent": seen.trace} if seen.trace else {}),
+            **({"error": str(seen.error)} if isinstance(seen.error, ForebayError) else {}),
+        }
+        logger.log(level, "%s %s %d", request.method, seen.name, seen.status or GONE, extra={"fields": fields})

@@ -1,0 +1,106 @@
+"""`forebay serve` as operators run it: started, signalled, killed, started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+import forebay
+from tests.support.brokers import BrokerCommand
+
+pytestmark = pytest.mark.slow
+
+
+def append(client: httpx.Client, *values: str) -> list[dict[str, int]]:
+    answer = client.post("/v1/topics/shop/orders/records", json=[{"value": value} for value in values])
+    assert answer.status_code == 200, answer.text
+    ranges: list[dict[str, int]] = answer.json()["ranges"]
+    return ranges
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_broker_in_order(tmp_path: Path, number: int) -> None:
+    with BrokerCommand(tmp_path / "data") as broker:
+        with broker.client() as client:
+            assert client.put("/v1/topics/shop/orders", json={"durability": "memory"}).status_code == 201
+            append(client, "a", "b")
+        code, logged = broker.end(number)
+    assert code == 0, logged
+    assert "Traceback" not in logged
+    lines = [json.loads(line) for line in logged.splitlines()]
+    assert {line["level"] for line in lines} == {"info"}, logged
+    (created,) = [line for line in lines if line.get("route") == "put_topic"]
+    assert (created["topic"], created["status"], created["principal"]) == ("shop/orders", 201, "anonymous")
+    assert created["request_id"]
+    with forebay.open(tmp_path / "data") as log:
+        topic = log.topic("shop/orders")
+        assert [record.value for record in topic.read()] == [b"a", b"b"]
+        assert "clean" in str(topic.recovery()).lower()
+
+
+def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+    with BrokerCommand(tmp_path / "data") as broker:
+        with broker.client() as client:
+            assert client.put("/v1/topics/shop/orders", json={"durability": "fsync"}).status_code == 201
+            for number in range(20):
+                assert append(client, f"{number}") == [{"partition": 0, "first": number, "count": 1}]
+        code, _ = broker.end(signal.SIGKILL)
+        assert code == -signal.SIGKILL
+    with BrokerCommand(tmp_path / "data") as broker, broker.client() as client:
+        ready = client.get("/v1/ready").json()
+        assert ready == {"ready": True, "replay_progress": 1.0, "degraded": []}
+        page = client.get("/v1/topics/shop/orders/records").json()
+        assert [record["value"] for record in page["records"] if "value" in record] == [f"{n}" for n in range(20)]
+
+
+def test_a_stop_ends_what_waits_and_finishes_what_is_under_way(tmp_path: Path) -> None:
+    with BrokerCommand(tmp_path / "data") as broker, broker.client() as client:
+        assert client.put("/v1/topics/shop/orders", json={"durability": "fsync"}).status_code == 201
+        append(client, "first")
+        outcomes: list[int] = []
+        begun = threading.Barrier(21)
+
+        def poll() -> None:
+            begun.wait()
+            answer = client.get("/v1/topics/shop/orders/records", params={"start": "1", "wait_ms": 60_000})
+            outcomes.append(answer.status_code)
+
+        def follow() -> None:
+            with client.stream("GET", "/v1/watch", params={"topic": "shop/orders"}) as answer:
+                begun.wait()
+                for _ in answer.iter_raw():
+                    pass
+                outcomes.append(answer.status_code)
+
+        threads = [threading.Thread(target=poll) for _ in range(10)] + [
+            threading.Thread(target=follow) for _ in range(10)
+        ]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        code, logged = broker.end(signal.SIGTERM)
+        for thread in threads:
+            thread.join(60)
+    assert code == 0, logged
+    assert set(outcomes) <= {200, 503}
+    assert len(outcomes) == 20
+    assert "Traceback" not in logged
+
+
+def test_the_demo_has_a_topic_to_look_at(tmp_path: Path) -> None:
+    with BrokerCommand(tmp_path / "data", "--demo") as broker, broker.client() as client:
+        records = client.get("/v1/topics/demo/greetings/records").json()["records"]
+        assert [record["value"] for record in records][:2] == ["hello", "bonjour"]
+        assert "Forebay HTTP API" in client.get("/docs").text
+
+
+def test_a_port_that_is_taken_is_a_clear_refusal(tmp_path: Path) -> None:
+    with BrokerCommand(tmp_path / "one") as broker:
+        port = httpx.URL(broker.url).port
+        with pytest.raises(AssertionError, match=f"cannot bind 127.0.0.1:{port}: .*server.port"):
+            BrokerCommand(tmp_path / "two", "--set", f"server.port={port}")

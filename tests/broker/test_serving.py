@@ -1,0 +1,368 @@
+"""The broker as a client sees it: topics, records, groups, errors, over real sockets."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from forebay.wire import answers, bodies
+from forebay.wire.bodies import MediaType
+from tests.support.brokers import running_broker, server_settings
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with running_broker(tmp_path_factory.mktemp("broker") / "data") as broker, broker.client() as client:
+        yield client
+
+
+@pytest.fixture
+def topic(client: httpx.Client) -> str:
+    """The address of a new topic with one partition."""
+    return made(client)
+
+
+def made(client: httpx.Client, **options: Any) -> str:
+    address = f"/v1/topics/shop/t{next(_NUMBERS)}"
+    answer = client.put(address, json=options)
+    assert answer.status_code == 201, answer.text
+    return address
+
+
+def fine(answer: httpx.Response) -> Any:
+    assert answer.status_code in (200, 201, 204), answer.text
+    return answer.json() if answer.content else None
+
+
+def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The error of an answer, which has the one shape."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"code", "message", "detail"}
+    assert error["code"] == code, error
+    assert error["message"]
+    return error
+
+
+def append(client: httpx.Client, topic: str, *values: str, **query: Any) -> list[dict[str, int]]:
+    records = {"records": [{"value": value} for value in values]}
+    ranges: list[dict[str, int]] = fine(client.post(f"{topic}/records", json=records, params=query))["ranges"]
+    return ranges
+
+
+def values_of(client: httpx.Client, topic: str, **query: Any) -> list[str]:
+    page = fine(client.get(f"{topic}/records", params=query))
+    return [record["value"] for record in page["records"]]
+
+
+# Topics
+
+
+def test_a_topic_is_created_shown_listed_altered_and_deleted(client: httpx.Client) -> None:
+    address = made(client, partitions=2, durability="fsync", cap_records=100)
+    name = address.removeprefix("/v1/topics/")
+    shown = fine(client.get(address))
+    assert (shown["name"], shown["partitions"], shown["durability"], shown["cap_records"]) == (name, 2, "fsync", 100)
+    assert name in [each["name"] for each in fine(client.get("/v1/topics"))["topics"]]
+    altered = fine(client.patch(address, json={"cap_records": None, "partitions": 3}))
+    assert (altered["cap_records"], altered["partitions"]) == (None, 3)
+    assert client.delete(address).status_code == 204
+    error = refused(client.get(address), 404, "unknown_topic")
+    assert error["detail"]["topic"] == name
+    refused(client.post(f"{address}/records", json={"records": [{"value": "x"}]}), 404, "unknown_topic")
+    refused(client.delete(address), 404, "unknown_topic")
+
+
+def test_topics_are_listed_page_by_page(client: httpx.Client) -> None:
+    names = sorted(f"pages/p{number:02}" for number in range(7))
+    for name in names:
+        fine(client.put(f"/v1/topics/{name}"))
+    found: list[str] = []
+    after: str | None = None
+    while True:
+        query: dict[str, Any] = {"prefix": "pages/", "limit": 3} | ({"after": after} if after else {})
+        page = fine(client.get("/v1/topics", params=query))
+        found += [each["name"] for each in page["topics"]]
+        after = page.get("after")
+        if after is None:
+            break
+    assert found == names
+
+
+def test_a_topic_that_exists_is_a_conflict_unless_that_is_fine(client: httpx.Client, topic: str) -> None:
+    refused(client.put(topic, json={"partitions": 4}), 409, "conflict")
+    assert fine(client.put(topic, json={"partitions": 4, "exist_ok": True}))["partitions"] == 1
+
+
+def test_a_topic_deleted_and_created_again_has_none_of_its_records(client: httpx.Client, topic: str) -> None:
+    append(client, topic, "old")
+    fine(client.delete(topic))
+    fine(client.put(topic))
+    assert values_of(client, topic) == []
+    assert append(client, topic, "new") == [{"partition": 0, "first": 0, "count": 1}]
+    assert values_of(client, topic) == ["new"]
+
+
+# Append
+
+
+def _arrow(values: list[str]) -> bytes:
+    return bodies.encode_arrow([pa.record_batch({"value": pa.array([value.encode() for value in values])})])
+
+
+@pytest.mark.parametrize(
+    ("media", "body"),
+    [
+        (MediaType.JSON, lambda values: json.dumps({"records": [{"value": value} for value in values]}).encode()),
+        (MediaType.JSON, lambda values: json.dumps([{"value": value} for value in values]).encode()),
+        (MediaType.NDJSON, lambda values: b"".join(b'{"value": "%s"}\n' % value.encode() for value in values)),
+        (MediaType.ARROW, _arrow),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 3, 3000])
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_records_are_appended_in_every_format(
+    client: httpx.Client,
+    topic: str,
+    media: MediaType,
+    body: Callable[[list[str]], bytes],
+    count: int,
+    *,
+    is_compressed: bool,
+) -> None:
+    values = [f"v{number}" for number in range(count)]
+    sent = body(values)
+    headers = {"content-type": str(media)} | ({"content-encoding": "gzip"} if is_compressed else {})
+    answer = client.post(f"{topic}/records", content=gzip.compress(sent) if is_compressed else sent, headers=headers)
+    assert fine(answer) == {"ranges": [{"partition": 0, "first": 0, "count": count}]}
+    assert values_of(client, topic) == values
+
+
+def test_a_raw_body_is_the_value_of_one_record(client: httpx.Client, topic: str) -> None:
+    query = {"key": "42", "tag": "eu", "header": ["trace=a1", "empty"], "timestamp": "1935903600000"}
+    answer = client.post(
+        f"{topic}/records", content=b"\x00\xff", params=query, headers={"content-type": str(MediaType.RAW)}
+    )
+    assert fine(answer)["ranges"][0]["count"] == 1
+    (record,) = fine(client.get(f"{topic}/records"))["records"]
+    assert record["value_b64"] == "AP8="
+    assert (record["key"], record["tag"], record["timestamp"]) == ("42", "eu", 1935903600000)
+    assert record["headers"] == {"trace": "a1", "empty": None}
+
+
+def test_a_body_without_a_stated_length_is_taken(client: httpx.Client, topic: str) -> None:
+    pieces = [b'{"records": [', b'{"value": "a"}', b', {"value": "b"}', b"]}"]
+    assert fine(client.post(f"{topic}/records", content=iter(pieces)))["ranges"][0]["count"] == 2
+    assert values_of(client, topic) == ["a", "b"]
+
+
+def test_keys_decide_the_partition_and_all_ranges_are_named(client: httpx.Client) -> None:
+    topic = made(client, partitions=4)
+    records = [{"value": f"{number}", "key": f"k{number % 8}"} for number in range(80)]
+    ranges = fine(client.post(f"{topic}/records", json=records))["ranges"]
+    assert sum(each["count"] for each in ranges) == 80
+    found = {number: fine(client.get(f"{topic}/records", params={"partition": number})) for number in range(4)}
+    by_key = {record["key"]: number for number, page in found.items() for record in page["records"]}
+    assert len(by_key) == 8
+    assert sorted(int(record["value"]) for page in found.values() for record in page["records"]) == list(range(80))
+
+
+def test_a_repeated_append_of_a_producer_is_stored_once(client: httpx.Client, topic: str) -> None:
+    first = append(client, topic, "a", producer=7, sequence=0)
+    assert append(client, topic, "a", producer=7, sequence=0) == first
+    append(client, topic, "b", producer=7, sequence=1)
+    assert values_of(client, topic) == ["a", "b"]
+    error = refused(
+        client.post(f"{topic}/records", json=[{"value": "z"}], params={"producer": 7, "sequence": 9}), 409, "conflict"
+    )
+    assert error["detail"]["expected"] == 2
+
+
+def test_an_idempotency_key_stands_for_one_append(client: httpx.Client, topic: str) -> None:
+    def send(key: str, value: str) -> Any:
+        headers = {"idempotency-key": key}
+        return fine(client.post(f"{topic}/records", json=[{"value": value}], headers=headers))
+
+    assert send("order-1", "a") == send("order-1", "a")
+    send("order-2", "b")
+    assert values_of(client, topic) == ["a", "b"]
+
+
+# Read
+
+
+def test_a_page_says_where_the_partition_stands(client: httpx.Client, topic: str) -> None:
+    append(client, topic, *"abcde")
+    page = fine(client.get(f"{topic}/records", params={"start": "1", "records_max": 2}))
+    assert [record["value"] for record in page["records"]] == ["b", "c"]
+    standing = {name: page[name] for name in ("next", "head", "earliest", "evict_floor", "caught_up")}
+    assert standing == {"next": 3, "head": 5, "earliest": 0, "evict_floor": 0, "caught_up": False}
+    last = fine(client.get(f"{topic}/records", params={"start": "3"}))
+    assert (last["next"], last["caught_up"]) == (5, True)
+    assert values_of(client, topic, start="latest") == []
+    refused(client.get(f"{topic}/records", params={"start": "6"}), 400, "invalid")
+
+
+def test_every_format_holds_the_same_page(client: httpx.Client, topic: str) -> None:
+    append(client, topic, *(f"v{number}" for number in range(500)))
+    as_json = answers.decode_page_json(client.get(f"{topic}/records", headers={"accept": "application/json"}).content)
+    lines = client.get(f"{topic}/records", headers={"accept": str(MediaType.NDJSON)})
+    standing = answers.PageMarks.of_headers(lines.headers)
+    assert answers.decode_page_ndjson(lines.content, standing) == as_json
+    frames = client.get(f"{topic}/records", headers={"accept": str(MediaType.FRAMES)})
+    assert answers.decode_page_frames(frames.content).records() == as_json
+    arrow = client.get(f"{topic}/records", headers={"accept": str(MediaType.ARROW)})
+    table = pa.Table.from_batches(list(pa.ipc.open_stream(arrow.content)))
+    assert [value.decode() for value in table["value"].to_pylist()] == [f"v{number}" for number in range(500)]
+    assert answers.PageMarks.of_headers(arrow.headers) == standing
+
+
+def test_a_read_waits_for_a_first_record(client: httpx.Client, topic: str) -> None:
+    append(client, topic, "before")
+    found: list[list[str]] = []
+    waiting = threading.Thread(target=lambda: found.append(values_of(client, topic, start="1", wait_ms=60_000)))
+    waiting.start()
+    assert values_of(client, topic) == ["before"]
+    append(client, topic, "after")
+    waiting.join(60)
+    assert found == [["after"]]
+
+
+def test_a_read_that_waits_in_vain_answers_with_nothing(client: httpx.Client, topic: str) -> None:
+    assert values_of(client, topic, wait_ms=20) == []
+
+
+def test_records_are_looked_up_by_key_tag_and_time(client: httpx.Client, topic: str) -> None:
+    records = [
+        {"value": f"{number}", "key": f"k{number % 3}", "tag": f"t{number % 2}", "timestamp": 1000 * (number + 1)}
+        for number in range(9)
+    ]
+    fine(client.post(f"{topic}/records", json=records))
+    assert values_of(client, topic, key="k1") == ["7"]
+    assert values_of(client, topic, key="k1", history=True) == ["1", "4", "7"]
+    assert values_of(client, topic, tag="t0") == ["0", "2", "4", "6", "8"]
+    page = fine(client.get(f"{topic}/records", params={"tag": "t0", "records_max": 2}))
+    assert [record["value"] for record in page["records"]] == ["0", "2"]
+    assert values_of(client, topic, tag="t0", start=page["next"]) == ["4", "6", "8"]
+    assert fine(client.get(f"{topic}/offset", params={"at": "4500ms"})) == {"partition": 0, "offset": 4}
+    assert fine(client.get(f"{topic}/offset", params={"at": "99999ms"})) == {"partition": 0, "offset": None}
+    assert values_of(client, topic, start="8000ms") == ["7", "8"]
+
+
+def test_deleted_records_are_gone(client: httpx.Client, topic: str) -> None:
+    records = [{"value": f"{number}", "key": f"k{number % 3}"} for number in range(9)]
+    fine(client.post(f"{topic}/records", json=records))
+    assert fine(client.delete(f"{topic}/records", params={"key": "k0"})) == {"records": 3}
+    assert fine(client.delete(f"{topic}/records", params={"start": 1, "stop": 3})) == {"records": 2}
+    assert values_of(client, topic) == ["4", "5", "7", "8"]
+    fine(client.delete(f"{topic}/records", params={"before": 6}))
+    assert values_of(client, topic) == ["7", "8"]
+    refused(client.delete(f"{topic}/records"), 400, "invalid")
+    refused(client.delete(f"{topic}/records", params={"key": "k", "before": 1}), 400, "invalid")
+
+
+def test_watermarks_of_all_partitions(client: httpx.Client) -> None:
+    topic = made(client, partitions=2)
+    append(client, topic, "a", "b", partition=1)
+    found = fine(client.get(f"{topic}/offsets"))["partitions"]
+    assert [(each["partition"], each["next"]) for each in found] == [(0, 0), (1, 2)]
+
+
+# Groups
+
+
+def test_a_group_commits_fetches_and_starts_again(client: httpx.Client, topic: str) -> None:
+    name = topic.removeprefix("/v1/topics/")
+    append(client, topic, *"abcde")
+    group = f"/v1/groups/g{next(_NUMBERS)}"
+    where: dict[str, Any] = {"topic": name, "partition": 0}
+    assert fine(client.get(f"{group}/offset", params=where))["offset"] is None
+    assert fine(client.post(f"{group}/commit", json={**where, "offset": 3, "note": "n"}))["offset"] == 3
+    assert fine(client.get(f"{group}/offset", params=where)) == {**where, "offset": 3, "note": "n"}
+    (place,) = fine(client.get(group))["places"]
+    assert (place["offset"], place["end"], place["lag"]) == (3, 5, 2)
+    assert group.rpartition("/")[2] in fine(client.get("/v1/groups"))["groups"]
+    refused(client.post(f"{group}/commit", json={**where, "offset": 4, "expected": 1}), 409, "conflict")
+    assert fine(client.post(f"{group}/reset", json={"topic": name, "to": "earliest"}))["offsets"] == {"0": 0}
+    assert client.delete(group).status_code == 204
+    assert fine(client.get(group))["places"] == []
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "code"),
+    [
+        ("GET", "/nothing", None, 404, "no_route"),
+        ("GET", "/v1/topics/a%2Fb/c", None, 404, "no_route"),
+        ("GET", "/v1/topics//c", None, 404, "no_route"),
+        ("GET", "/v1/topics/%ff/c", None, 404, "no_route"),
+        ("GET", "/v1/topics/../../etc", None, 404, "no_route"),
+        ("GET", "/v1/topics/a b/c", None, 400, "invalid"),
+        ("POST", "/v1/topics", b"{}", 405, "no_method"),
+        ("PUT", "/v1/topics/a/b", b"{", 400, "invalid"),
+        ("PUT", "/v1/topics/a/b", b'{"unknown": 1}', 400, "invalid"),
+        ("PUT", "/v1/topics/a/b", b'{"partitions": 0}', 400, "invalid"),
+        ("PUT", "/v1/topics/a/b", b"[" * 100_000, 413, "too_large"),
+        ("PUT", "/v1/topics/a/b", b"[" * 50_000, 400, "invalid"),
+        ("GET", "/v1/topics?limit=0", None, 400, "invalid"),
+        ("GET", "/v1/topics?limit=x", None, 400, "invalid"),
+        ("GET", "/v1/topics?unknown=1", None, 400, "invalid"),
+        ("GET", "/v1/topics?limit=1&limit=2", None, 400, "invalid"),
+        ("GET", "/v1/topics?%ff=1", None, 400, "invalid"),
+    ],
+)
+def test_a_wrong_request_is_a_clear_refusal(
+    client: httpx.Client, method: str, path: str, content: bytes | None, status: int, code: str
+) -> None:
+    request = client.build_request(method, "/", content=content)
+    # As it is written, without what a client would make of it.
+    request.url = httpx.URL(client.base_url.copy_with(raw_path=path.encode()))
+    refused(client.send(request), status, code)
+
+
+def test_an_answer_names_the_methods_of_its_address(client: httpx.Client) -> None:
+    assert client.post("/v1/topics").headers["allow"] == "GET"
+
+
+def test_a_body_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    settings = server_settings(body_bytes_max=2048)
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
+        topic = made(client)
+        content = json.dumps([{"value": "x" * 100}] * 100).encode()
+        error = refused(client.post(f"{topic}/records", content=content), 413, "too_large")
+        assert error["detail"]["limit"] == 2048
+        refused(client.post(f"{topic}/records", content=iter([content])), 413, "too_large")
+        bomb = gzip.compress(b" " * 1_000_000)
+        assert len(bomb) < 2048
+        refused(client.post(f"{topic}/records", content=bomb, headers={"content-encoding": "gzip"}), 413, "too_large")
+        assert values_of(client, topic) == []
+
+
+def test_no_answer_names_a_path_of_the_server(client: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = str(tmp_path_factory.getbasetemp())
+    texts = [client.get(path).text for path in ("/v1/health", "/v1/ready", "/v1/topics", "/v1/openapi.json")]
+    assert not [text for text in texts if root in text]
+
+
+def test_an_answer_carries_the_request_id(client: httpx.Client) -> None:
+    assert client.get("/v1/health", headers={"x-request-id": "mine-1"}).headers["forebay-request-id"] == "mine-1"
+    made_up = [
+        client.get("/v1/health", headers={"x-request-id": bad}).headers["forebay-request-id"] for bad in ("", "a b")
+    ]
+    assert len(set(made_up)) == 2
+    assert "a b" not in made_up

@@ -1,0 +1,157 @@
+"""A broker for tests: in a thread of this process, or as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import httpx
+import uvloop
+
+from forebay.broker.app import BrokerPhase
+from forebay.broker.serve import BrokerRun, bound_socket
+from forebay.settings import Settings
+
+START_SECONDS = 60.0
+
+
+class RunningBroker:
+    """A broker that serves, and where."""
+
+    def __init__(self, url: str, process: BrokerRun, loop: asyncio.AbstractEventLoop) -> None:
+        self.url = url
+        self.process = process
+        self.loop = loop
+
+    def stop(self) -> None:
+        """Ask it to end, as a signal would."""
+        self.loop.call_soon_threadsafe(self.process.stop)
+
+    def client(self) -> httpx.Client:
+        """A plain HTTP client of it."""
+        return httpx.Client(base_url=self.url, timeout=START_SECONDS)
+
+
+def server_settings(**server: object) -> Settings:
+    """Settings of a broker on a free port of the loopback address."""
+    return Settings.load(None, {"server": {"port": 0, **server}}, environment={})
+
+
+@contextmanager
+def running_broker(
+    path: Path | str, settings: Settings | None = None, *, ready: bool = True
+) -> Iterator[RunningBroker]:
+    """A broker in a thread, stopped in order at the end; what ends it by itself is raised there."""
+    settings = settings or server_settings()
+    started: list[RunningBroker] = []
+    bound = threading.Event()
+    failed: list[BaseException] = []
+
+    async def run() -> None:
+        with bound_socket(settings.server) as socket:
+            process = BrokerRun(path, settings, socket)
+
+            def note(url: str) -> None:
+                started.append(RunningBroker(url, process, asyncio.get_running_loop()))
+                bound.set()
+
+            await process.run(note)
+
+    def serve() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(run())
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failed.append(error)
+        finally:
+            bound.set()
+
+    thread = threading.Thread(target=serve, name="broker")
+    thread.start()
+    try:
+        assert bound.wait(START_SECONDS)
+        if failed:
+            raise failed[0]
+        broker = started[0]
+        if ready:
+            wait_ready(broker)
+        yield broker
+    finally:
+        if started:
+            started[0].stop()
+        thread.join(START_SECONDS)
+    assert not thread.is_alive(), "the broker has not stopped"
+    if failed:
+        raise failed[0]
+
+
+def wait_ready(broker: RunningBroker) -> None:
+    """Return when the broker serves all routes."""
+    done = threading.Event()
+
+    def look() -> None:
+        if broker.process.broker.phase is BrokerPhase.STARTING:
+            broker.loop.call_later(0.005, look)
+        else:
+            done.set()
+
+    broker.loop.call_soon_threadsafe(look)
+    assert done.wait(START_SECONDS)
+
+
+class BrokerCommand:
+    """`forebay serve` as a process of its own."""
+
+    def __init__(self, data: Path, *arguments: str) -> None:
+        words = [
+            "serve",
+            "--data",
+            str(data),
+            "--set",
+            "server.port=0",
+            "--log-format",
+            "json",
+            "--verbose",
+            *arguments,
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "forebay.cli", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"https?://\S+?(?=;)", line)
+        if found is None:
+            _, errors = self.process.communicate(timeout=START_SECONDS)
+            raise AssertionError(f"the broker did not start: {line} {errors}")
+        self.url = found[0]
+
+    def client(self) -> httpx.Client:
+        """A plain HTTP client of it, once it is ready."""
+        with httpx.Client(base_url=self.url, timeout=START_SECONDS) as asking:
+            while asking.get("/v1/ready").status_code != httpx.codes.OK:
+                pass
+        return httpx.Client(base_url=self.url, timeout=START_SECONDS, limits=httpx.Limits(max_connections=None))
+
+    def end(self, number: int) -> tuple[int, str]:
+        """Send a signal and wait; the exit code, and what it has logged."""
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=START_SECONDS)
+        return self.process.returncode, errors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
