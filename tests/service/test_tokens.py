@@ -86,7 +86,16 @@ def test_a_secret_leads_to_its_principal(server: Server) -> None:
         name="billing",
         scopes=frozenset({AccessScope.READ, AccessScope.WRITE}),
         prefixes=frozenset({"shop/"}),
+        token_id=made.token.token_id,
     )
+
+
+def test_of_two_tokens_of_one_name_the_operator_sees_which_is_in_use(server: Server) -> None:
+    old, new = create(server.elsewhere), create(server.elsewhere)
+    server.book.step()
+
+    assert server.look(old).name == server.look(new).name == "billing"
+    assert (server.look(old).token_id, server.look(new).token_id) == (old.token.token_id, new.token.token_id)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ class Principal:
     scopes: frozenset[AccessScope]
     prefixes: frozenset[str]
     """As `parse_prefix` gives them."""
+    token_id: str | None = None
+    """Which of the tokens of this name was shown, for lines in the log; it is no secret."""
 
 
 def may(principal: Principal, scope: AccessScope, topic: TopicName | None) -> bool:

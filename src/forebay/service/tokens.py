@@ -77,7 +77,12 @@ class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def principal(self) -> Principal:
         """Who shows its secret."""
-        return Principal(name=self.name, scopes=frozenset(self.scopes), prefixes=frozenset(self.prefixes))
+        return Principal(
+            name=self.name,
+            scopes=frozenset(self.scopes),
+            prefixes=frozenset(self.prefixes),
+            token_id=self.token_id,
+        )
 
     def state(self, now_ms: int) -> TokenState:
         """Whether it is accepted at this time."""
