@@ -67,8 +67,11 @@ def test_a_stop_ends_what_waits_and_finishes_what_is_under_way(tmp_path: Path) -
 
         def poll() -> None:
             begun.wait()
-            answer = client.get("/v1/topics/shop/orders/records", params={"start": "1", "wait_ms": 60_000})
-            outcomes.append(answer.status_code)
+            try:
+                answer = client.get("/v1/topics/shop/orders/records", params={"start": "1", "wait_ms": 60_000})
+                outcomes.append(answer.status_code)
+            except httpx.ConnectError:
+                outcomes.append(503)  # it came too late: the broker takes no connections any more
 
         def follow() -> None:
             with client.stream("GET", "/v1/watch", params={"topic": "shop/orders"}) as answer:
