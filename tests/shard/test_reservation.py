@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from forebay.catalog import read_state
-from forebay.errors import Conflict, Fenced
+from forebay.errors import Conflict, Fenced, Indeterminate, Unavailable
 from forebay.format.metadata.descriptor import Phase
-from forebay.metadata import MemoryMetadata
+from forebay.metadata import Compare, Entry, MemoryMetadata, Operation, Outcome
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state, record_reserved, reserve_in_state
 from forebay.testing.clock import ManualClock
@@ -68,6 +70,43 @@ def test_a_reservation_that_asks_for_less_takes_nothing_back() -> None:
 
     assert [reserve(100), reserve(60), reserve(101)] == [100, 100, 101]
     assert _reserved(store) == 101
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_a_reservation_whose_answer_was_lost_leaves_no_append_in_doubt(landed: bool) -> None:  # noqa: FBT001
+    """No offset that it asked for is used, so the caller may simply repeat the append: seen with a stopped etcd."""
+    store = LosingMetadata(landed=landed)
+    epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"), clock=ManualClock())[0].epoch
+    reserve = reserve_in_state(store, SHARD, epoch, clock=ManualClock())
+    store.is_lost = True
+
+    with pytest.raises(Unavailable, match=r"nothing was written, offsets up to 100 may or may not be reserved"):
+        reserve(100)
+
+    store.is_lost = store.is_away = False
+    assert reserve(60) == (100 if landed else 60)
+
+
+class LosingMetadata(MemoryMetadata):
+    """A store whose next transaction is lost, done or not, and that does not answer afterwards."""
+
+    def __init__(self, *, landed: bool) -> None:
+        super().__init__()
+        self.is_lost = self.is_away = False
+        self._landed = landed
+
+    def get(self, key: str) -> Entry | None:
+        if self.is_away:
+            raise Unavailable("out of reach")
+        return super().get(key)
+
+    def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        if not self.is_lost:
+            return super().transaction(compares, operations)
+        if self._landed:
+            super().transaction(compares, operations)
+        self.is_away = True
+        raise Indeterminate("its answer is lost")
 
 
 def test_what_only_a_log_knows_of_offsets_is_nobodys_to_take_over_before_it_is_told() -> None:

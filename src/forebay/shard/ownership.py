@@ -380,7 +380,8 @@ class OwnerSession:
 def reserve_in_state(store: MetadataStore, shard: Wanted, epoch: int, *, clock: Clock) -> Callable[[int], int]:
     """A function that makes a reservation up to an offset durable and returns the offset that is reserved then.
 
-    It raises `Fenced` once a newer epoch owns the shard, and whatever the store raises when it is out of reach.
+    It raises `Fenced` once a newer epoch owns the shard, and `Unavailable` when the store is out of reach, also where
+    the answer to a reservation was lost: no offset above the known one is used, so no append is in doubt by that.
     """
 
     def reserve(end: int) -> int:
@@ -390,7 +391,13 @@ def reserve_in_state(store: MetadataStore, shard: Wanted, epoch: int, *, clock: 
                 return state
             return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end))
 
-        return change_state(store, shard, epoch, raised, clock=clock).reserved_end
+        try:
+            return change_state(store, shard, epoch, raised, clock=clock).reserved_end
+        except Indeterminate as error:
+            raise Unavailable(
+                f"{shard.name}: nothing was written, offsets up to {end} may or may not be reserved: {error}",
+                shard=shard.name,
+            ) from error
 
     return reserve
 
