@@ -20,6 +20,7 @@ from forebay.meter import (
     MetricKind,
     ShardCounts,
 )
+from tests.support.waiting import PATIENCE
 
 
 class Owner:
@@ -174,7 +175,7 @@ def test_a_signal_in_the_middle_of_counting_may_look() -> None:
     meter._durations[Metric.HISTORY_QUERY_SECONDS] = Interrupting()
     counting = threading.Thread(target=meter.observe, args=(Metric.HISTORY_QUERY_SECONDS, 0.1), daemon=True)
     counting.start()
-    counting.join(5)
+    counting.join(PATIENCE)
 
     assert seen == [1]
 

@@ -305,7 +305,7 @@ def test_an_interrupt_at_any_line_of_an_ask_leaves_a_pool_that_serves() -> None:
         finally:
             sys.settrace(None)
         pool.ask(2)
-        until(lambda served=served: 2 in served, 20)  # type: ignore[misc]
+        until(lambda served=served: 2 in served)  # type: ignore[misc]
         assert pool.stop()
         if not struck.is_over:
             assert line > 4, "every line was met"

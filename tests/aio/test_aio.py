@@ -21,6 +21,7 @@ from forebay.engines.registry import Registry
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.inside import await_workers, inside
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
+from tests.support.waiting import PATIENCE
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ def run(path: Path | str, use: Callable[[AsyncLog], Awaitable[T]], settings: obj
     """Open, use, close, in a loop of its own; a loop that hangs fails the test."""
 
     async def whole() -> T:
-        async with asyncio.timeout(60), forebay.aio.open(path, settings) as log:  # type: ignore[arg-type]
+        async with asyncio.timeout(PATIENCE), forebay.aio.open(path, settings) as log:  # type: ignore[arg-type]
             return await use(log)
 
     return asyncio.run(whole())

@@ -31,6 +31,7 @@ from forebay.testing.inside import inside
 from tests.aio.test_aio import Held, collected, run
 from tests.storage.rig import QUICK, quick, values
 from tests.storage.test_batch_acks import KEY_OF, KEYS, KINDS
+from tests.support.waiting import PATIENCE
 
 
 async def _append(topic: AsyncTopic, how: str, found: list[bytes], keys: list[bytes] | None = None) -> list[int]:
@@ -422,11 +423,11 @@ def test_readers_that_hang_hold_up_no_large_batch(tmp_path: Path, monkeypatch: p
 
     async def use(log: AsyncLog) -> None:
         topic, read = await log.create_topic("t"), Topic.offsets
-        monkeypatch.setattr(Topic, "offsets", lambda *given: gate.wait(60) and read(*given))
+        monkeypatch.setattr(Topic, "offsets", lambda *given: gate.wait(2 * PATIENCE) and read(*given))
         hanging = [asyncio.create_task(topic.offsets()) for _ in range(WORKERS)]
         await asyncio.sleep(0)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 assert len(await _append(topic, how, [b"v"] * 2_001)) == 2_001
         finally:
             gate.set()

@@ -19,6 +19,7 @@ from forebay.catalog.metered import MeteredMetadata
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK, WatchedDisk
+from tests.support.waiting import PATIENCE
 
 ASKED = ("get", "range", "transaction", "watch", "session", "session_alive", "revision")
 """Every question to a metadata store."""
@@ -93,7 +94,7 @@ async def follow(topic: AsyncTopic) -> None:
 
 
 async def follow_an_append(topic: AsyncTopic) -> None:
-    async with topic.follow(partition=1, timeout=20.0) as stream:
+    async with topic.follow(partition=1, timeout=PATIENCE) as stream:
         appended = asyncio.create_task(topic.append(b"new", partition=1))
         assert (await anext(stream)).value == b"new"
         await appended
@@ -212,7 +213,7 @@ def test_nothing_is_asked_in_the_loop(
     watched, found = Watched(monkeypatch), dict[str, list[str]]()
 
     async def main() -> None:
-        async with asyncio.timeout(60), forebay.aio.open(tmp_path / "log", QUICK) as log:
+        async with asyncio.timeout(PATIENCE), forebay.aio.open(tmp_path / "log", QUICK) as log:
             for call in CALLS:
                 topic = await log.create_topic(call.__name__, partitions=2, **KINDS[kind])
                 await topic.append_many([b"1", b"2", b"3"], keys=[b"a", b"b", b"c"])

@@ -28,6 +28,7 @@ from forebay.blobs.objects.signing import Credentials, signed_headers
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.settings import MIB, StoreSettings
+from tests.support.waiting import PATIENCE
 
 BUCKET: Final = "forebay-test"
 ACCESS_KEY: Final = "forebaytestkey"
@@ -35,7 +36,7 @@ SECRET_KEY: Final = "forebay-test-secret-0123456789"
 # Azurite's published development account: no secret of anybody's.
 AZURE_ACCOUNT: Final = "devstoreaccount1"
 AZURE_KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = PATIENCE
 
 _ENVIRONMENT: Final = Path(sys.prefix)
 _SERVERS: Final = _ENVIRONMENT / "servers" / "bin"

@@ -224,7 +224,7 @@ class Deadly(RecordingMetadata):
 
 @contextlib.contextmanager
 def etcd_of(cluster: Cluster) -> Iterator[EtcdMetadata]:
-    settings = MetadataSettings(backend="etcd", endpoints=cluster.endpoints, request_timeout_ms=2_000)
+    settings = MetadataSettings(backend="etcd", endpoints=cluster.endpoints, request_timeout_ms=30_000)
     metadata = EtcdMetadata.open(settings, clock=SystemClock())
     try:
         yield metadata

@@ -33,7 +33,7 @@ from forebay.storage import Storage
 from forebay.storage.streams import Following
 from forebay.testing.inside import inside
 from tests.storage.rig import quick, values, wal_of
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 T = TypeVar("T")
 MANY = 3 * WOKEN_MAX + 5
@@ -70,7 +70,7 @@ class Room:
 @asynccontextmanager
 async def room() -> AsyncIterator[Room]:
     with ThreadPoolExecutor(4) as threads:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             yield Room(threads)
 
 
@@ -306,7 +306,7 @@ def test_a_watcher_that_is_cancelled_while_it_begins_in_added_partitions_watches
         await here.idle()
 
         await asyncio.to_thread(topic.append, b"1", partition=1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert (await anext(stream)).value == b"1"
         # Again, for a call that was left under way must not stand for the next one.
         go_on.clear()
@@ -320,7 +320,7 @@ def test_a_watcher_that_is_cancelled_while_it_begins_in_added_partitions_watches
         await here.idle()
         await asyncio.to_thread(log.alter_topic, "t", partitions=4)
         await asyncio.to_thread(topic.append, b"3", partition=3)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert (await anext(stream)).value == b"3"
 
     with forebay.open(tmp_path, quick()) as log:
@@ -498,7 +498,7 @@ def test_what_is_published_before_the_waker_is_in_a_shard_opened_again_is_not_mi
         await asyncio.to_thread(topic.append, b"1")
         assert values(await taken(here.watch(topic), 2)) == [b"0", b"1"]
         go_on.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert (await waiting).value == b"1"
 
     with forebay.open(tmp_path, quick()) as log:

@@ -1,4 +1,4 @@
-"""An owner in a process of its own: `python -m tests.moves.children <root> <name> <endpoints of etcd, or ->`.
+"""An owner in a process of its own: `python -m tests.moves.children <root> <name> <endpoints of etcd, or -> <ttl_s>`.
 
 It does what each line of input says and answers with one line, written after the call returned.
 """
@@ -19,14 +19,14 @@ from tests.moves.rig import TOPIC, Land
 from tests.support.processes import hear
 
 ROOT = Path(__file__).parents[2]
-TTL_S = 2
 
 
 class Owner:
     """The parent's side."""
 
-    def __init__(self, root: Path, name: str, endpoints: tuple[str, ...] = ()) -> None:
-        command = [sys.executable, "-m", "tests.moves.children", str(root), name, ",".join(endpoints) or "-"]
+    def __init__(self, root: Path, name: str, endpoints: tuple[str, ...] = (), *, ttl_s: int = 60) -> None:
+        command = [sys.executable, "-m", "tests.moves.children", str(root), name]
+        command += [",".join(endpoints) or "-", str(ttl_s)]
         self.name = name
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert hear(self._child) == "ready"
@@ -66,10 +66,10 @@ class Owner:
         self._child.wait()
 
 
-def land_of(root: Path, endpoints: tuple[str, ...]) -> Land:
+def land_of(root: Path, endpoints: tuple[str, ...], *, ttl_s: int = 60) -> Land:
     """Directories as parent and children see them."""
     land = rig.shared_fs(root)
-    return rig.in_etcd(land, endpoints, f"/{root.name}", ttl_s=TTL_S) if endpoints else land
+    return rig.in_etcd(land, endpoints, f"/{root.name}", ttl_s=ttl_s) if endpoints else land
 
 
 class Servant:
@@ -104,9 +104,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def main(root: str, name: str, endpoints: str) -> None:
+def main(root: str, name: str, endpoints: str, ttl_s: str) -> None:
     cleanup.LOOK_SECONDS = 600.0  # type: ignore[attr-defined]  # nobody looks after the lease in the background: each append must
-    land = land_of(Path(root), () if endpoints == "-" else tuple(endpoints.split(",")))
+    land = land_of(Path(root), () if endpoints == "-" else tuple(endpoints.split(",")), ttl_s=int(ttl_s))
     servant = Servant(land.open(name))
     say("ready")
     for line in sys.stdin:

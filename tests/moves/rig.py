@@ -85,15 +85,22 @@ def object_store(root: Path, endpoint: str, folder: str, **groups: object) -> La
     return _land(root, storage=StorageSettings(mode="object_store"), store=store, **groups)
 
 
-def in_etcd(land: Land, endpoints: tuple[str, ...], prefix: str = "/forebay", *, ttl_s: int = 5) -> Land:
-    """The same with its metadata in etcd."""
+def in_etcd(
+    land: Land,
+    endpoints: tuple[str, ...],
+    prefix: str = "/forebay",
+    *,
+    ttl_s: int = 60,
+    request_timeout_ms: int = 10_000,
+) -> Land:
+    """The same with its metadata in etcd. No lease ends because a busy machine renews it late, unless it is short."""
     metadata = MetadataSettings(
         backend="etcd",
         endpoints=endpoints,
         prefix=prefix,
         lease_ttl_s=ttl_s,
         lease_margin_s=1,
-        request_timeout_ms=1_000,
+        request_timeout_ms=request_timeout_ms,
     )
     return land.with_groups(metadata=metadata)
 

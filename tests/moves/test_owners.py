@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,15 @@ from forebay.shard import NextSource
 from tests.ledger import Ledger
 from tests.metadata.etcd.cluster import Cluster, running
 from tests.moves import rig
-from tests.moves.children import TTL_S, Owner, land_of
+from tests.moves.children import Owner, land_of
 from tests.moves.conftest import WITH_SERVERS
 from tests.moves.rig import RESERVED, TOPIC, Land, clear_up, id_of, numbers, pieces_of, state_of, told
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
+
+ZOMBIE_S = 10
+"""The lease of an owner that a test stops until it is over, by the clock of etcd and by its own."""
 
 
 @pytest.fixture(params=["sqlite", pytest.param("etcd", marks=WITH_SERVERS)])
@@ -30,6 +33,22 @@ def endpoints(request: pytest.FixtureRequest) -> tuple[str, ...]:
         return ()
     cluster: Cluster = request.getfixturevalue("etcd")
     return cluster.endpoints
+
+
+@pytest.fixture
+def end_leases(request: pytest.FixtureRequest, endpoints: tuple[str, ...]) -> Callable[[], None]:
+    """Ends every lease now, as etcd does once it was not renewed for long: all are of owners that were killed."""
+
+    def end() -> None:
+        if endpoints:
+            revoke_leases(request.getfixturevalue("etcd"))
+
+    return end
+
+
+def revoke_leases(etcd: Cluster) -> None:
+    for lease in etcd.call("lease/leases").get("leases", []):
+        etcd.call("lease/revoke", {"ID": lease["ID"]})
 
 
 @pytest.fixture
@@ -61,7 +80,7 @@ def read_with_gaps(topic: Topic) -> tuple[list[tuple[int, bytes | None]], list[G
 
 
 def test_what_a_killed_owner_had_not_exported_is_a_named_gap(
-    land: Land, endpoints: tuple[str, ...], ledger: Ledger
+    land: Land, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
 ) -> None:
     with Owner(land.root, "A", endpoints) as owner:
         owner.do("create", "fsync")
@@ -69,6 +88,7 @@ def test_what_a_killed_owner_had_not_exported_is_a_named_gap(
         assert owner.do("export") == "done"
         assert owner.do("append", *texts(30, 40)) == "acked 30"
         owner.kill()
+    end_leases()
     ledger.count("kills", figure="owner with records that are not history")
     with land.open("B") as b, land.open("C") as c:
         lost = state_of(b, b.topic(TOPIC)).reserved_end
@@ -100,7 +120,7 @@ def test_what_a_killed_owner_had_not_exported_is_a_named_gap(
 
 
 def test_an_owner_that_comes_back_before_anyone_else_has_lost_nothing(
-    land: Land, endpoints: tuple[str, ...], ledger: Ledger
+    land: Land, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
 ) -> None:
     with Owner(land.root, "A", endpoints) as owner:
         owner.do("create", "disk")
@@ -108,6 +128,7 @@ def test_an_owner_that_comes_back_before_anyone_else_has_lost_nothing(
         owner.do("export")
         owner.do("append", *texts(30, 40))
         owner.kill()
+    end_leases()
     ledger.count("kills", figure="owner that comes back")
     with land.open("A") as a:
         topic = taken_over(a)
@@ -116,13 +137,16 @@ def test_an_owner_that_comes_back_before_anyone_else_has_lost_nothing(
         assert told(topic.read()) == numbers(0, 41)
 
 
-def test_a_killed_seal_is_taken_back_by_the_next_owner(land: Land, endpoints: tuple[str, ...], ledger: Ledger) -> None:
+def test_a_killed_seal_is_taken_back_by_the_next_owner(
+    land: Land, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
+) -> None:
     with Owner(land.root, "A", endpoints) as owner:
         owner.do("create", "fsync")
         owner.do("append", *texts(0, 30))
         owner.begin("seal-and-die")
         with pytest.raises(AssertionError, match="the child has ended"):
             owner.heard()
+    end_leases()
     ledger.count("kills", figure="owner in mid-seal")
     with land.open("A") as a:
         topic = taken_over(a)
@@ -135,7 +159,7 @@ def test_a_killed_seal_is_taken_back_by_the_next_owner(land: Land, endpoints: tu
 @pytest.mark.xdist_group("moves-servers")
 def test_a_zombie_acknowledges_nothing_after_it_was_taken_over(etcd: Cluster, tmp_path: Path, ledger: Ledger) -> None:
     land = land_of(tmp_path, etcd.endpoints)
-    with land.open("B") as b, Owner(tmp_path, "A", etcd.endpoints) as zombie:
+    with land.open("B") as b, Owner(tmp_path, "A", etcd.endpoints, ttl_s=ZOMBIE_S) as zombie:
         zombie.do("create", "fsync")
         zombie.do("append", *texts(0, 10))
         zombie.do("export")
@@ -180,7 +204,7 @@ def own_etcd(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.xdist_group("moves-servers")
 def test_without_metadata_appends_go_on_up_to_what_is_reserved(own_etcd: Cluster, tmp_path: Path) -> None:
-    land = rig.in_etcd(rig.shared_fs(tmp_path), own_etcd.endpoints, ttl_s=60)
+    land = rig.in_etcd(rig.shared_fs(tmp_path), own_etcd.endpoints, request_timeout_ms=1_000)
     with land.open("A") as a:
         topic = a.create_topic(TOPIC, durability="fsync")
         assert topic.append(b"0") == 0
@@ -207,13 +231,12 @@ def test_without_metadata_appends_go_on_up_to_what_is_reserved(own_etcd: Cluster
 @pytest.mark.slow
 @pytest.mark.xdist_group("moves-servers")
 def test_an_owner_whose_session_ended_stops_and_goes_on_if_nobody_came(own_etcd: Cluster, tmp_path: Path) -> None:
-    land = rig.in_etcd(rig.shared_fs(tmp_path), own_etcd.endpoints, ttl_s=TTL_S)
+    land = rig.in_etcd(rig.shared_fs(tmp_path), own_etcd.endpoints, ttl_s=ZOMBIE_S)
     with land.open("A") as a:
         topic = a.create_topic(TOPIC, durability="fsync")
         told_so = {topic.append(b"first"): b"first"}
         epoch = state_of(a, topic).epoch
-        for lease in own_etcd.call("lease/leases")["leases"]:
-            own_etcd.call("lease/revoke", {"ID": lease["ID"]})
+        revoke_leases(own_etcd)
 
         refusals: list[ForebayError] = []
         in_doubt, last = set[bytes](), 0

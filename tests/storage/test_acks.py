@@ -148,7 +148,7 @@ def test_a_round_that_is_not_over_holds_up_no_task_of_another() -> None:
         slow.finish(None, slow_round)
         quick.finish(None, quick_round)
         call_back(quick_round)
-        await asyncio.wait_for(waiting[1], 5)
+        await asyncio.wait_for(waiting[1], PATIENCE)
 
         call_back(slow_round)
         await asyncio.gather(*waiting)
@@ -177,10 +177,10 @@ def test_an_interrupt_while_waiters_are_woken_leaves_none_asleep(monkeypatch: py
             with pytest.raises(KeyboardInterrupt):
                 call_back(due)
         call_back(due)
-        await asyncio.wait_for(waiting[0], 5)
+        await asyncio.wait_for(waiting[0], PATIENCE)
         second.finish(None, due)
         call_back(due)
-        await asyncio.wait_for(waiting[1], 5)
+        await asyncio.wait_for(waiting[1], PATIENCE)
 
     asyncio.run(all_of_them())
 
@@ -200,7 +200,7 @@ def test_a_thread_interrupted_while_it_waits_does_not_stop_the_one_that_answers(
         ack.result(0.001)
     answering = threading.Thread(target=ack.finish, daemon=True)
     answering.start()
-    answering.join(5)
+    answering.join(PATIENCE)
 
     assert not answering.is_alive()
 

@@ -367,7 +367,7 @@ def test_a_batch_queued_before_a_fork_is_answered_in_the_parent_alone(log: Stora
         except Closed as error:
             os.write(writing, f"{done.result()} {error}".encode())
         try:
-            asyncio.run(asyncio.wait_for(_awaited(waiting), 5))
+            asyncio.run(asyncio.wait_for(_awaited(waiting), PATIENCE))
         except Closed as error:
             os.write(writing, f"; awaited: {error}".encode())
         finally:

@@ -204,7 +204,7 @@ def test_what_a_thread_that_was_stuck_is_asked_for_again_is_served_by_those_in_i
         until(lambda: served.items == [2] and served.pool.status().steps == 1)
         served.pool.ask(1)
     # The thread that was stuck ends, for another has its place: that one waits, and is to be woken for the item.
-    until(lambda: served.items == [2, 1, 1], 20)
+    until(lambda: served.items == [2, 1, 1])
 
     assert served.pool.stop()
 

@@ -17,7 +17,7 @@ from forebay.errors import Closed, Conflict, Indeterminate, Unavailable, Unsuppo
 from forebay.records import Record
 from forebay.shard.deletes import DeleteKey
 from forebay.testing.inside import inside
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 
 def values(records: object) -> list[bytes | None]:
@@ -94,8 +94,8 @@ def test_following_waits_for_what_comes(tmp_path: Path) -> None:
         follower = threading.Thread(target=follow)
         follower.start()
         acks = [topic.append_nowait(b"%d" % number) for number in range(50)]
-        assert [ack.result(10) for ack in acks] == list(range(50))
-        follower.join(30)
+        assert [ack.result(PATIENCE) for ack in acks] == list(range(50))
+        follower.join(PATIENCE)
         assert found == [b"%d" % number for number in range(50)]
 
 
@@ -135,7 +135,8 @@ topic.append(b"w")
 print([record.value for record in topic.read()])
 log.close()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[b'v', b'w']", 0), done.stderr
 
 

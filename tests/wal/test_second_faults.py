@@ -17,6 +17,7 @@ from forebay.topics import Durability
 from forebay.wal.log import LogPhase, Wal
 from forebay.wal.tail import LiveFile
 from forebay.wal.writer import ActiveFile
+from tests.support.waiting import PATIENCE
 from tests.wal.rig import BareRig, Rig, Simulated, simulated
 from tests.wal.scenarios import fail_next
 
@@ -175,7 +176,7 @@ def test_a_log_whose_closing_was_interrupted_lets_no_reader_wait(monkeypatch: py
 
     waiting = threading.Thread(target=lambda: rig.wal.wait(1, timeout=None), daemon=True)
     waiting.start()
-    waiting.join(10)
+    waiting.join(PATIENCE)
     assert not waiting.is_alive()
 
 

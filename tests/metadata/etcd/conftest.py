@@ -15,6 +15,9 @@ from forebay.metadata.etcd import EtcdMetadata
 from forebay.settings import MetadataSettings
 from tests.metadata.etcd.cluster import Cluster, running
 
+REQUEST_MS = 30_000
+"""Longer than a cluster on a busy machine takes to answer or to elect a leader; a test of the limit names its own."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -27,7 +30,7 @@ class OpenStore(Protocol):
     """Opens a store on the cluster."""
 
     def __call__(
-        self, *endpoints: str, clock: Clock | None = None, request_timeout_ms: int = 3_000
+        self, *endpoints: str, clock: Clock | None = None, request_timeout_ms: int = REQUEST_MS
     ) -> EtcdMetadata: ...
 
 
@@ -50,7 +53,7 @@ def open_store(cluster: Cluster) -> Iterator[OpenStore]:
     """Open stores, on all members unless some are named."""
     stores: list[EtcdMetadata] = []
 
-    def opened(*endpoints: str, clock: Clock | None = None, request_timeout_ms: int = 3_000) -> EtcdMetadata:
+    def opened(*endpoints: str, clock: Clock | None = None, request_timeout_ms: int = REQUEST_MS) -> EtcdMetadata:
         settings = MetadataSettings(
             backend="etcd",
             endpoints=endpoints or cluster.endpoints,

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+from tests.support.waiting import PATIENCE
+
 
 class Proxy:
     """Passes bytes on, or loses them as told."""
@@ -30,7 +32,7 @@ class Proxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10.0)
+            thread.join(PATIENCE)
         for one in (self._listening, *self._open):
             one.close()
 

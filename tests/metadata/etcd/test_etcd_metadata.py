@@ -30,7 +30,7 @@ from forebay.testing.contracts.metadata.calls import drain, keys_under, put
 from forebay.testing.inside import inside
 from tests.metadata.etcd.cluster import Cluster, text
 from tests.metadata.etcd.conftest import OpenStore
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 
 def test_session_keys_are_seen_and_touched_by_nobody(store: EtcdMetadata, cluster: Cluster) -> None:
@@ -220,7 +220,7 @@ def test_closing_meets_a_watch_that_is_just_beginning(open_store: OpenStore, mon
 
         with pytest.raises(Closed):
             watch.poll(30.0)
-        closers[0].join(10.0)
+        closers[0].join(PATIENCE)
     assert not closers[0].is_alive()
 
 
