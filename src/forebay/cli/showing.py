@@ -53,9 +53,10 @@ def show(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> No
 
 def spec_item(spec: TopicSpec) -> dict[str, Any]:
     """The definition of a topic as plain values."""
-    fields = msgspec.structs.asdict(spec)
-    del fields["namespace"], fields["topic"]
-    return {"name": str(spec.name), **fields}
+    from forebay.wire.messages import TopicItem
+
+    found: dict[str, Any] = msgspec.to_builtins(TopicItem.of(spec))
+    return found
 
 
 def limits_line(item: dict[str, Any]) -> str:
