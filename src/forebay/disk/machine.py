@@ -12,6 +12,7 @@ import errno
 import os
 import struct
 import sys
+from functools import lru_cache
 
 from forebay.errors import Unsupported
 
@@ -115,15 +116,18 @@ def mount(path: str) -> str:
 def mount_id(mountinfo: str, path: str) -> str | None:
     """The id of the mount with the longest mount point above `path`; of several on one point, the last is on top."""
     found, longest = None, -1
-    for line in mountinfo.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 5:
-            continue
-        point = _unescape(fields[4])
+    for number, point in _mount_points(mountinfo):
         holds = path == point or path.startswith(point.rstrip("/") + "/")
         if holds and len(point) >= longest:
-            found, longest = fields[0], len(point)
+            found, longest = number, len(point)
     return found
+
+
+@lru_cache(maxsize=1)
+def _mount_points(mountinfo: str) -> tuple[tuple[str, str], ...]:
+    """Id and mount point of each mount. Remembered for the last text: thousands of shards ask by the same."""
+    lines = (line.split(" ") for line in mountinfo.splitlines())
+    return tuple((fields[0], _unescape(fields[4])) for fields in lines if len(fields) >= 5)
 
 
 def _unescape(point: str) -> str:

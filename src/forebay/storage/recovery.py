@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol, TypeAlias
 
 from forebay.appends.callbacks import deferred
@@ -25,6 +25,8 @@ from forebay.topics import Engine
 
 logger = logging.getLogger(__name__)
 
+REPORT_SECONDS = 0.02
+"""How often the thread that waits for the openers reports what they have done."""
 Progress: TypeAlias = Callable[[float], None]
 OnBytes: TypeAlias = Callable[[int], None]
 
@@ -163,7 +165,11 @@ class Openers:
         """`work` opens one shard each, and calls its argument with what it has done."""
         self._left = deque(work)
         self._threads = min(threads, len(work))
-        self._events: SimpleQueue[int | BaseException | None] = SimpleQueue()
+        self._done: deque[int] = deque()
+        """What was done and the thread that waits has not reported yet. It looks now and then: waking it for each shard
+        would take the interpreter from the openers."""
+        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
+        """Why each thread has ended; `None` because nothing is left."""
         self._is_stopped = False
 
     def run(self) -> Iterable[int]:
@@ -176,13 +182,15 @@ class Openers:
                 threading.Thread(target=self._work, name="forebay-opener", daemon=True).start()
             running = self._threads
             while running:
-                event = self._events.get()
-                if isinstance(event, BaseException):
-                    raise event
-                if event is None:
+                try:
+                    error = self._ended.get(timeout=REPORT_SECONDS)
                     running -= 1
-                else:
-                    yield event
+                    if error is not None:
+                        raise error
+                except Empty:
+                    pass
+                while self._done:
+                    yield self._done.popleft()
         finally:
             self._is_stopped = True
 
@@ -192,9 +200,9 @@ class Openers:
                 try:
                     work = self._left.popleft()
                 except IndexError:
-                    return
-                work(self._events.put)
+                    break
+                work(self._done.append)
         except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
-            self._events.put(error)
-        finally:
-            self._events.put(None)
+            self._ended.put(error)
+        else:
+            self._ended.put(None)

@@ -244,6 +244,8 @@ def _void(facts: Survey, previous_end: int, file: SealedFile | LogScan) -> int:
 
 def indexed_files(disk: Disk, directory: str, segments: Sequence[str]) -> dict[str, SealedFile]:
     """Sealed files: those the checkpoint lists, and those whose index has a sound footer that fits."""
+    if not segments:
+        return {}
     present = set(disk.list_directory(directory))
     checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in present else None
     listed = {segment_name(entry.start, entry.epoch): entry for entry in (checkpoint.files if checkpoint else ())}
