@@ -17,6 +17,7 @@ import uvloop
 
 from forebay.broker.app import BrokerPhase
 from forebay.broker.serve import BrokerRun, bound_socket
+from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 
 START_SECONDS = 60.0
@@ -33,6 +34,10 @@ class RunningBroker:
     def stop(self) -> None:
         """Ask it to end, as a signal would."""
         self.loop.call_soon_threadsafe(self.process.stop)
+
+    def metadata(self) -> MetadataStore:
+        """The metadata store of its log."""
+        return self.process.broker.service.metadata
 
     def client(self) -> httpx.Client:
         """A plain HTTP client of it."""

@@ -17,6 +17,7 @@ from forebay.errors import Closed, Conflict, Moved
 from forebay.format.metadata.descriptor import ShardState
 from forebay.live import WatchedTopic, Watcher
 from forebay.locks import Rank, RankedLock
+from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
@@ -155,6 +156,11 @@ class AsyncLog:
     def path(self) -> str | None:
         """See `Storage.path`."""
         return self._log.path
+
+    @property
+    def metadata(self) -> MetadataStore:
+        """See `Storage.metadata`. Its calls wait: make them in a thread."""
+        return self._log.metadata
 
     @property
     def directory_id(self) -> str | None:

@@ -83,30 +83,30 @@ async def delete_group(broker: Broker, request: Request) -> HttpAnswer:
 ROUTES = (
     Route(
         method="GET", path="/v1/groups", name="list_groups", summary="The names of consumer groups",
-        handler=list_groups, scope=AccessScope.READ, answer=GroupPage, tag="groups",
+        handler=list_groups, scopes=(AccessScope.READ,), answer=GroupPage, tag="groups",
     ),
     Route(
         method="GET", path=GROUP, name="get_group", summary="Where a group stands, and how far it is behind",
-        handler=get_group, scope=AccessScope.READ, answer=GroupPlaces, tag="groups",
+        handler=get_group, scopes=(AccessScope.READ,), answer=GroupPlaces, tag="groups",
     ),
     Route(
         method="POST", path=f"{GROUP}/commit", name="commit_offset", summary="Everything below an offset is done",
-        handler=commit_offset, scope=AccessScope.READ, body=Committing, answer=Committed, tag="groups",
+        handler=commit_offset, scopes=(AccessScope.READ,), body=Committing, answer=Committed, tag="groups",
         statuses=(404, 409, 422),
     ),
     Route(
         method="GET", path=f"{GROUP}/offset", name="fetch_offset", summary="Where a group stands in a partition",
-        handler=fetch_offset, scope=AccessScope.READ, query=PlaceQuery, answer=Committed, tag="groups",
+        handler=fetch_offset, scopes=(AccessScope.READ,), query=PlaceQuery, answer=Committed, tag="groups",
         statuses=(404,),
     ),
     Route(
         method="POST", path=f"{GROUP}/reset", name="reset_group", summary="Set a group, also to an earlier place",
-        handler=reset_group, scope=AccessScope.READ, body=Resetting, answer=ResetPlaces, tag="groups",
+        handler=reset_group, scopes=(AccessScope.READ,), body=Resetting, answer=ResetPlaces, tag="groups",
         statuses=(404, 409), is_audited=True,
     ),
     Route(
         method="DELETE", path=GROUP, name="delete_group", summary="Forget every place of a group",
-        handler=delete_group, scope=AccessScope.READ, status=204, tag="groups", is_audited=True,
+        handler=delete_group, scopes=(AccessScope.READ,), status=204, tag="groups", is_audited=True,
     ),
 )  # fmt: skip
 """Of consumer groups."""

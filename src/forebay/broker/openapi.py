@@ -51,8 +51,8 @@ def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
         "parameters": [*_path_parameters(route), *_query_parameters(route)],
         "responses": _responses(route, schemas),
     }
-    if route.scope is not None:
-        found["security"] = [{"token": [str(route.scope)]}]
+    if route.scopes:
+        found["security"] = [{"token": [str(scope)]} for scope in route.scopes]
     if route.body is not None or route.body_media:
         found["requestBody"] = {"required": True, "content": _request_content(route, schemas)}
     return found
@@ -75,7 +75,7 @@ def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
     if route.answer is not None or route.answer_media != (JSON,):
         good["content"] = content
     responses = {str(route.status): good}
-    wanted = {*COMMON_STATUSES, *route.statuses} if route.scope is not None else set(route.statuses)
+    wanted = {*COMMON_STATUSES, *route.statuses} if route.scopes else set(route.statuses)
     for status in sorted(wanted):
         codes = ", ".join(row.code for row in ERROR_TABLE if row.status == status)
         responses[str(status)] = {

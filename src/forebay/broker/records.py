@@ -265,17 +265,17 @@ async def delete_records(broker: Broker, request: Request) -> HttpAnswer:
 ROUTES = (
     Route(
         method="POST", path=f"{TOPIC}/records", name="append_records", summary="Append records",
-        handler=append_records, scope=AccessScope.WRITE, query=AppendQuery, body=bodies.RecordsBody,
+        handler=append_records, scopes=(AccessScope.WRITE,), query=AppendQuery, body=bodies.RecordsBody,
         body_media=APPEND_MEDIA, answer=AppendedRanges, tag="records", statuses=(404, 409, 421, 422, 504, 507),
     ),
     Route(
         method="GET", path=f"{TOPIC}/records", name="read_records", summary="Read a page of a partition",
-        handler=read_records, scope=AccessScope.READ, query=ReadQuery, answer=answers.PageBody,
+        handler=read_records, scopes=(AccessScope.READ,), query=ReadQuery, answer=answers.PageBody,
         answer_media=READ_MEDIA, tag="records", statuses=(404, 421, 422),
     ),
     Route(
         method="DELETE", path=f"{TOPIC}/records", name="delete_records", summary="Delete records",
-        handler=delete_records, scope=AccessScope.DELETE, query=DeleteQuery, answer=Deleted, tag="records",
+        handler=delete_records, scopes=(AccessScope.DELETE,), query=DeleteQuery, answer=Deleted, tag="records",
         statuses=(404, 409, 421, 422), is_audited=True,
     ),
 )  # fmt: skip

@@ -36,8 +36,8 @@ class Route:
     """What metrics, logs and OpenAPI call it."""
     summary: str
     handler: Handler
-    scope: AccessScope | None = None
-    """The right that a caller needs; `None` for what every client may see."""
+    scopes: tuple[AccessScope, ...] = ()
+    """The rights of which a caller needs one; none for what every client may see."""
     query: type[msgspec.Struct] = NoQuery
     body: Any = None
     """The type of a JSON body, or `None` if there is none or `body_media` says more."""

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import PurePath
 from typing import Final
@@ -28,6 +28,7 @@ from forebay.lifecycle import StopSignals
 from forebay.service.placement import Alone
 from forebay.service.quotas import Quotas
 from forebay.service.service import Service
+from forebay.service.tokens import TokenBook
 from forebay.settings import ServerSettings, Settings
 
 logger = logging.getLogger(__name__)
@@ -88,8 +89,8 @@ class BrokerRun:
         guarding = asyncio.create_task(self.guard.run())
         on_bound(url_of(self._bound, self._settings.server))
         try:
-            async with AsyncLog(self._path, self._settings) as log:
-                recovering = asyncio.create_task(self._recover(log))
+            async with AsyncLog(self._path, self._settings) as log, self._tokens(log) as tokens:
+                recovering = asyncio.create_task(self._recover(log, tokens))
                 await asyncio.wait((recovering, serving), return_when=asyncio.FIRST_COMPLETED)
                 if recovering.done():
                     # Raises what kept all shards closed; single ones only degrade the broker.
@@ -102,12 +103,25 @@ class BrokerRun:
             await serving
         logger.info("the broker has stopped: everything that it acknowledged is durable")
 
-    async def _recover(self, log: AsyncLog) -> None:
+    @asynccontextmanager
+    async def _tokens(self, log: AsyncLog) -> AsyncIterator[TokenBook | None]:
+        """The tokens that callers show, followed while the broker runs; `None` where none are asked for."""
+        if self._settings.server.access != "tokens":
+            yield None
+            return
+        tokens = TokenBook(log.metadata, self._settings.metadata.prefix, self._clock)
+        await asyncio.to_thread(tokens.start)
+        try:
+            yield tokens
+        finally:
+            await asyncio.to_thread(tokens.close)
+
+    async def _recover(self, log: AsyncLog, tokens: TokenBook | None) -> None:
         recovered = await log.recover(self.broker.note_progress)
         for failed in recovered.failed:
             logger.error("%s is not served: %s", failed.ref, failed.error)
         quotas = Quotas(self._settings.server, self._clock)
-        service = Service(log, quotas=quotas, placement=Alone(), tokens=None)
+        service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens)
         self.broker.become_ready(service, recovered)
         logger.info("ready: %d shards are open, %d are degraded", recovered.opened, len(recovered.failed))
 

@@ -31,6 +31,8 @@ from forebay.wire.positions import parse_start
 LISTED: int = 1_000
 """Topics of one page, if the caller does not say how many."""
 LISTED_MAX = 10_000
+ANY = tuple(AccessScope)
+"""What shows a topic, a caller with any right on it may see."""
 TOPIC = "/v1/topics/{namespace}/{topic}"
 
 
@@ -153,62 +155,64 @@ async def find_offset(broker: Broker, request: Request) -> HttpAnswer:
 ROUTES = (
     Route(
         method="GET", path="/v1/topics", name="list_topics", summary="List topics, a page at a time",
-        handler=list_topics, scope=AccessScope.READ, query=ListQuery, answer=TopicList, tag="topics",
+        handler=list_topics, scopes=ANY, query=ListQuery, answer=TopicList, tag="topics",
     ),
     Route(
         method="PUT", path=TOPIC, name="put_topic", summary="Create a topic",
-        handler=put_topic, scope=AccessScope.ADMIN, body=TopicPut, answer=TopicItem, status=201, tag="topics",
+        handler=put_topic, scopes=(AccessScope.ADMIN,), body=TopicPut, answer=TopicItem, status=201, tag="topics",
         statuses=(409, 422), is_audited=True,
     ),
     Route(
         method="GET", path=TOPIC, name="get_topic", summary="The definition of a topic",
-        handler=get_topic, scope=AccessScope.READ, answer=TopicItem, tag="topics", statuses=(404,),
+        handler=get_topic, scopes=ANY, answer=TopicItem, tag="topics", statuses=(404,),
     ),
     Route(
         method="PATCH", path=TOPIC, name="patch_topic", summary="Change a topic while it is used",
-        handler=patch_topic, scope=AccessScope.ADMIN, body=TopicPatch, answer=TopicItem, tag="topics",
+        handler=patch_topic, scopes=(AccessScope.ADMIN,), body=TopicPatch, answer=TopicItem, tag="topics",
         statuses=(404, 409, 422), is_audited=True,
     ),
     Route(
         method="DELETE", path=TOPIC, name="delete_topic", summary="Delete a topic with all its records",
-        handler=delete_topic, scope=AccessScope.ADMIN, status=204, tag="topics", statuses=(404, 409), is_audited=True,
+        handler=delete_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 409),
+        is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/seal", name="seal_topic", summary="End a topic here; another directory goes on",
-        handler=seal_topic, scope=AccessScope.ADMIN, body=Sealing, status=204, tag="topics",
+        handler=seal_topic, scopes=(AccessScope.ADMIN,), body=Sealing, status=204, tag="topics",
         statuses=(404, 409, 422), is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/unseal", name="unseal_topic", summary="Take back a topic that was sealed here",
-        handler=unseal_topic, scope=AccessScope.ADMIN, status=204, tag="topics", statuses=(404, 409, 422),
+        handler=unseal_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 409, 422),
         is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/export", name="export_topic", summary="Make all of a topic history",
-        handler=export_topic, scope=AccessScope.ADMIN, body=Exporting, status=204, tag="topics",
+        handler=export_topic, scopes=(AccessScope.ADMIN,), body=Exporting, status=204, tag="topics",
         statuses=(404, 409, 422), is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/copy", name="copy_topic", summary="Bring every record into another topic, once",
-        handler=copy_topic, scope=AccessScope.READ, body=Copying, answer=CopiedItem, tag="topics",
+        handler=copy_topic, scopes=(AccessScope.READ,), body=Copying, answer=CopiedItem, tag="topics",
         statuses=(404, 409, 422), is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/flush", name="flush_topic", summary="Make everything appended so far durable",
-        handler=flush_topic, scope=AccessScope.WRITE, status=204, tag="topics", statuses=(404,),
+        handler=flush_topic, scopes=(AccessScope.WRITE,), status=204, tag="topics", statuses=(404,),
     ),
     Route(
         method="POST", path=f"{TOPIC}/rotate", name="rotate_topic", summary="Begin a new log file in each partition",
-        handler=rotate_topic, scope=AccessScope.ADMIN, status=204, tag="topics", statuses=(404, 422), is_audited=True,
+        handler=rotate_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 422),
+        is_audited=True,
     ),
     Route(
         method="GET", path=f"{TOPIC}/offsets", name="get_offsets", summary="The watermarks of the partitions",
-        handler=get_offsets, scope=AccessScope.READ, query=PartitionQuery, answer=OffsetsPage, tag="topics",
+        handler=get_offsets, scopes=(AccessScope.READ,), query=PartitionQuery, answer=OffsetsPage, tag="topics",
         statuses=(404,),
     ),
     Route(
         method="GET", path=f"{TOPIC}/offset", name="find_offset", summary="The offset of a time or an end",
-        handler=find_offset, scope=AccessScope.READ, query=PositionQuery, answer=OffsetFound, tag="topics",
+        handler=find_offset, scopes=(AccessScope.READ,), query=PositionQuery, answer=OffsetFound, tag="topics",
         statuses=(404,),
     ),
 )  # fmt: skip

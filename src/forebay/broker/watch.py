@@ -164,7 +164,7 @@ def rendering(topic: str, key: bytes | None, tag: str | None) -> Callable[[Batch
 ROUTES = (
     Route(
         method="GET", path="/v1/watch", name="watch_topics", summary="Follow topics, as server-sent events",
-        handler=watch_topics, scope=AccessScope.READ, query=WatchQuery, answer_media=(MEDIA,), tag="records",
+        handler=watch_topics, scopes=(AccessScope.READ,), query=WatchQuery, answer_media=(MEDIA,), tag="records",
         statuses=(404, 421, 422), is_stream=True,
     ),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
 from forebay.errors import Invalid, Moved, Unauthenticated, Unavailable
 from forebay.live import WatchedTopic, Watcher
+from forebay.metadata import MetadataStore
 from forebay.records import CommitAck, GroupOffset, OffsetRange, Offsets, Position
 from forebay.service.placement import Nowhere, Placement, There
 from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, may
@@ -52,7 +53,7 @@ class AppendRecords:
     previous: int | None = None
 
     async def queue(self, topic: AsyncTopic) -> BatchAck:
-        """Queue them; `Busy` at once where there is no room."""
+        """Queue them; `Throttled` at once where there is no room."""
         columns = self.columns
         if isinstance(columns, RecordColumns):
             return await topic.append_many_nowait(
@@ -149,6 +150,11 @@ class Service:
         self._names: list[TopicName] = []
         """All topics, as they were counted last."""
         self._counted_at = float("-inf")
+
+    @property
+    def metadata(self) -> MetadataStore:
+        """The metadata store of the log."""
+        return self._log.metadata
 
     # Callers
 
@@ -371,7 +377,7 @@ class Service:
         return [place for place in places if may(who, AccessScope.READ, TopicName.parse(place.topic))]
 
     async def _check_room_for_topic(self, who: Principal) -> None:
-        """`Busy` if there are as many topics as there may be. Topics are counted once a second at most."""
+        """`Throttled` if there are as many topics as there may be. Topics are counted once a second at most."""
         now = asyncio.get_running_loop().time()
         if now - self._counted_at > COUNT_SECONDS:
             self._names = [spec.name for spec in await self._log.topics()]

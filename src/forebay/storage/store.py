@@ -14,6 +14,7 @@ from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsuppor
 from forebay.format.metadata.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.loads.service import Loads
+from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard import refs_of
 from forebay.shard.ownership import MayOwn, anywhere
@@ -272,6 +273,12 @@ class Storage:
     def directory_id(self) -> str | None:
         """The name by which states and moves know this data directory; `None` in memory."""
         return self._backend.directory_id
+
+    @property
+    def metadata(self) -> MetadataStore:
+        """Where the definitions of this log are kept: for a server that keeps its own facts beside them."""
+        self._lifetime.check()
+        return self._backend.metadata
 
     @property
     def loads(self) -> Loads:

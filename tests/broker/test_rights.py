@@ -1,0 +1,185 @@
+"""Who may do what over HTTP: every route of the table with callers of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+import forebay
+from forebay.broker.routes import Route
+from forebay.broker.table import ROUTES
+from forebay.clock import SystemClock
+from forebay.service.principals import AccessScope
+from forebay.service.tokens import Tokens
+from tests.support.brokers import RunningBroker, running_broker, server_settings
+
+
+class Caller(NamedTuple):
+    """Someone with a token."""
+
+    name: str
+    scopes: tuple[AccessScope, ...]
+    prefix: str
+
+
+CALLERS = (
+    *(Caller(f"{scope}-shop", (scope,), "shop/") for scope in AccessScope),
+    *(Caller(f"{scope}-all", (scope,), "*") for scope in AccessScope),
+    Caller("everything-else", tuple(AccessScope), "other/"),
+    Caller("near-miss", tuple(AccessScope), "sho/"),
+)
+ROOT = Caller("root", tuple(AccessScope), "*")
+
+
+class Served(NamedTuple):
+    """A broker that asks for tokens, and the secrets of its callers by their names."""
+
+    broker: RunningBroker
+    secrets: dict[str, str]
+
+    def client(self, caller: str | None) -> httpx.Client:
+        """A client with the token of this caller, or without one."""
+        client = self.broker.client()
+        if caller is not None:
+            client.headers["authorization"] = f"Bearer {self.secrets[caller]}"
+        return client
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    path = tmp_path_factory.mktemp("rights") / "data"
+    settings = server_settings(access="tokens", heartbeat_interval_ms=100)
+    with forebay.open(path) as log:
+        tokens = Tokens(log.metadata, settings.metadata.prefix, SystemClock())
+        secrets = {
+            caller.name: tokens.create(caller.name, scopes=caller.scopes, prefixes=[caller.prefix]).secret.reveal()
+            for caller in (*CALLERS, ROOT)
+        }
+        for name in ("shop/orders", "shop/copy", "other/orders"):
+            log.create_topic(name).append(b"first", key=b"k")
+            log.group("billing").commit(name, 1)
+    with running_broker(path, settings) as broker:
+        yield Served(broker, secrets)
+
+
+def _request(route: Route) -> dict[str, Any]:
+    """A right request of this route, on the topic shop/orders."""
+    path = route.path.format(namespace="shop", topic="orders", group="billing")
+    where = {"topic": "shop/orders"}
+    bodies: dict[str, Any] = {
+        "patch_topic": {"cap_records": 1000},
+        "copy_topic": {"target": "shop/copy"},
+        "append_records": [{"value": "x"}],
+        "commit_offset": {**where, "offset": 1},
+        "reset_group": {**where, "to": "earliest"},
+    }
+    queries: dict[str, Any] = {
+        "find_offset": {"at": "latest"},
+        "delete_records": {"key": "k"},
+        "fetch_offset": where,
+        "watch_topics": where,
+    }
+    return {
+        "method": route.method,
+        "url": path,
+        "json": bodies.get(route.name),
+        "params": queries.get(route.name),
+    }
+
+
+def _status(client: httpx.Client, route: Route) -> int:
+    """The status of the answer; of a stream that is all that is looked at."""
+    with client.stream(**_request(route)) as answer:
+        return answer.status_code
+
+
+LISTS = {"list_topics", "list_groups", "get_group"}
+"""Everyone may ask: the answer has what the caller may see."""
+
+
+def _may(caller: Caller, route: Route) -> bool:
+    scopes = set(route.scopes)
+    if route.name == "copy_topic":
+        return {AccessScope.READ, AccessScope.WRITE} <= set(caller.scopes) and caller.prefix in ("shop/", "*")
+    if route.name == "delete_group":
+        # It has places in two namespaces.
+        return AccessScope.READ in caller.scopes and caller.prefix == "*"
+    return bool(scopes & set(caller.scopes)) and caller.prefix in ("shop/", "*")
+
+
+@pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller.name)
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_a_caller_may_do_what_the_table_says(served: Served, route: Route, caller: Caller) -> None:
+    with served.client(caller.name) as client:
+        status = _status(client, route)
+    if not route.scopes or route.name in LISTS:
+        assert status == 200
+    elif _may(caller, route):
+        assert status not in (401, 403)
+    else:
+        assert status == 403
+    if route.name in ("delete_topic", "seal_topic", "delete_group"):
+        _restore(served)
+
+
+def _restore(served: Served) -> None:
+    with served.client("root") as root:
+        root.post("/v1/topics/shop/orders/unseal")
+        assert root.put("/v1/topics/shop/orders", json={"exist_ok": True}).status_code == 201
+        for name in ("shop/orders", "shop/copy", "other/orders"):
+            assert root.post("/v1/groups/billing/commit", json={"topic": name, "offset": 0}).status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+@pytest.mark.parametrize("value", [None, "Bearer fbt_wrong", "Basic abc", "Bearer", "Bearer " + "x" * 5000])
+def test_without_a_valid_token_only_what_all_may_see_is_answered(
+    served: Served, route: Route, value: str | None
+) -> None:
+    with served.client(None) as client:
+        if value is not None:
+            client.headers["authorization"] = value
+        status = _status(client, route)
+    assert status == (401 if route.scopes else 200)
+
+
+def test_lists_show_what_the_caller_may_see(served: Served) -> None:
+    with served.client("read-shop") as client:
+        assert [topic["name"] for topic in client.get("/v1/topics").json()["topics"]] == ["shop/copy", "shop/orders"]
+        places = client.get("/v1/groups/billing").json()["places"]
+        assert {place["topic"] for place in places} == {"shop/copy", "shop/orders"}
+        assert client.get("/v1/groups").json()["groups"] == ["billing"]
+    with served.client("near-miss") as client:
+        assert client.get("/v1/topics").json() == {"topics": [], "after": None}
+        assert client.get("/v1/groups").json()["groups"] == []
+        assert client.get("/v1/watch", params={"topic": ["shop/orders"]}).status_code == 403
+
+
+def test_a_topic_that_does_not_exist_is_not_told_from_one_that_is_forbidden(served: Served) -> None:
+    with served.client("read-shop") as client:
+        answers = [client.get(f"/v1/topics/other/{name}").json() for name in ("orders", "nothing")]
+        texts = {str(answer).replace("nothing", "orders") for answer in answers}
+        assert len(texts) == 1
+
+
+def test_no_secret_is_in_answers_or_logs(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"), served.client("read-shop") as client:
+        texts = [client.put("/v1/topics/shop/new").text, client.get("/v1/topics").text, client.get("/nothing").text]
+        client.headers["authorization"] = "Bearer fbt_not_a_token_at_all"
+        texts.append(client.get("/v1/topics").text)
+    seen = "\n".join([*texts, *(f"{record.getMessage()} {vars(record)}" for record in caplog.records)])
+    assert "fbt_" not in seen
+
+
+def test_a_revoked_token_is_refused_soon(served: Served) -> None:
+    tokens = Tokens(served.broker.metadata(), server_settings().metadata.prefix, SystemClock())
+    made = tokens.create("short-lived", scopes=["read"], prefixes=["*"])
+    with served.broker.client() as client:
+        client.headers["authorization"] = f"Bearer {made.secret.reveal()}"
+        while client.get("/v1/topics").status_code != 200:
+            pass  # until the broker has seen it
+        tokens.revoke(made.token.token_id)
+        while client.get("/v1/topics").status_code != 401:
+            pass
