@@ -20,6 +20,7 @@ LIMITS = BodyLimits(bytes_max=1024 * 1024, records_max=10_000)
 NOW = 1_700_000_000_000
 VALUES = [b"a", b"", None, b"longer than twelve bytes", b"a"]
 TEXTS = ["a", "", None, "longer than twelve bytes", "a"]
+TAGS = ["a", "b", None, "longer than twelve bytes", "a"]
 PAIRS = [[("n", b"1"), ("n", None)], [], None, [("m", b"2")], []]
 UNION = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([b"a"])])
 PAIR = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -75,13 +76,11 @@ def test_runs_and_fixed_widths_are_stored() -> None:
 
 
 def test_slices_are_stored_alone() -> None:
-    whole = batch(
-        value=pa.array(VALUES), tag=pa.array(TEXTS).cast(pa.string()), headers=pa.array(PAIRS, pa.list_(PAIR))
-    )
+    whole = batch(value=pa.array(VALUES), tag=pa.array(TAGS), headers=pa.array(PAIRS, pa.list_(PAIR)))
 
     assert stored(stream([whole.slice(3, 2)])) == [
-        (VALUES[3], None, TEXTS[3], (("m", b"2"),), NOW),
-        (VALUES[4], None, TEXTS[4], (), NOW),
+        (VALUES[3], None, TAGS[3], (("m", b"2"),), NOW),
+        (VALUES[4], None, TAGS[4], (), NOW),
     ]
 
 
@@ -166,6 +165,29 @@ def test_a_stream_without_rows_is_a_batch_without_rows(rows: list[pa.RecordBatch
 def test_other_columns_are_refused_by_name_and_type(columns: dict[str, pa.Array], said: str) -> None:
     with pytest.raises(Invalid, match=said):
         stored(stream([batch(**columns)]))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())],
+    ids=str,
+)
+@pytest.mark.parametrize("tag", ["", "ä" * 513])
+def test_a_tag_that_no_record_may_have_is_refused(kind: pa.DataType, tag: str) -> None:
+    of = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tags = pa.array(["eu", None, tag], of)
+    tags = tags.dictionary_encode() if of is not kind else tags
+
+    with pytest.raises(Invalid, match=f"a tag has {len(tag.encode())} bytes"):
+        bodies.decode_arrow(stream([batch(value=pa.array([b"a"] * 3), tag=tags)]), LIMITS)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(PAIR), pa.large_list(PAIR), pa.map_(pa.string(), pa.binary())], ids=str)
+def test_more_headers_than_a_record_may_have_are_refused(kind: pa.DataType) -> None:
+    headers = pa.array([[], [("n", b"")] * 1001], kind)
+
+    with pytest.raises(Invalid, match="1001 headers; allowed: 1000"):
+        bodies.decode_arrow(stream([batch(value=pa.array([b"a"] * 2), headers=headers)]), LIMITS)
 
 
 def test_a_column_named_twice_is_refused() -> None:

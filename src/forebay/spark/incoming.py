@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from forebay.errors import Invalid
 from forebay.format.frame.batch import key_strip
 from forebay.partitioning import Partitions, partitions_of_keys
-from forebay.records import HEADERS_MAX, TAG_BYTES_MAX
+from forebay.wire.arrow_streams import check_headers, check_tags
 
 TYPES: Final = {
     "value": ("binary", "string"),
@@ -63,8 +63,8 @@ def parts_of(rows: pa.RecordBatch, partitions: int, turn: int) -> Iterator[Part]
 
     `Invalid` for a partition, a tag or headers that no topic of so many partitions takes.
     """
-    _check_tags(rows)
-    _check_headers(rows)
+    check_tags(rows)
+    check_headers(rows)
     chosen = _chosen(rows, partitions, turn)
     if isinstance(chosen, int):
         yield Part(chosen, rows)
@@ -115,18 +115,3 @@ def _by_key(rows: pa.RecordBatch, partitions: int, turn: int) -> int | Partition
     if keys.present is not None:
         chosen[~keys.present] = keyless
     return chosen
-
-
-def _check_tags(rows: pa.RecordBatch) -> None:
-    if "tag" in rows.schema.names and rows.column("tag").null_count < rows.num_rows:
-        low, high = pc.min_max(pc.binary_length(rows.column("tag"))).values()
-        if low.as_py() < 1 or high.as_py() > TAG_BYTES_MAX:
-            wrong = low.as_py() if low.as_py() < 1 else high.as_py()
-            raise Invalid(f"a tag has {wrong} bytes; allowed: 1 to {TAG_BYTES_MAX}, or null for none")
-
-
-def _check_headers(rows: pa.RecordBatch) -> None:
-    if "headers" in rows.schema.names and rows.column("headers").null_count < rows.num_rows:
-        count = pc.max(pc.list_value_length(rows.column("headers"))).as_py()
-        if count > HEADERS_MAX:
-            raise Invalid(f"a record has {count} headers; allowed: {HEADERS_MAX}")
