@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -44,9 +44,10 @@ class RunningBroker:
         return httpx.Client(base_url=self.url, timeout=START_SECONDS)
 
 
-def server_settings(**server: object) -> Settings:
-    """Settings of a broker on a free port of the loopback address."""
-    return Settings.load(None, {"server": {"port": 0, **server}}, environment={})
+def server_settings(*, metrics: Sequence[str] = (), **server: object) -> Settings:
+    """Settings of a broker on a free port of the loopback address; `metrics` are topics with numbers of their own."""
+    tree = {"server": {"port": 0, **server}, "metrics": {"topics": list(metrics)}}
+    return Settings.load(None, tree, environment={})
 
 
 @contextmanager

@@ -16,13 +16,14 @@ from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 from forebay.broker.exchange import Disconnected, HttpAnswer, Receive, Request, Send, Streamed
-from forebay.broker.guard import ANSWERING, TASKS
+from forebay.broker.guard import ANSWERING, TASKS, Guard
 from forebay.broker.routes import FoundRoute, Route, Router
-from forebay.broker.traffic import SeenRequest, Traffic
+from forebay.broker.traffic import LoopLag, SeenRequest, Traffic
 from forebay.clock import Clock
 from forebay.errors import Closed, ForebayError, NotReady, Unauthenticated
 from forebay.live import Watcher
 from forebay.service.principals import Principal
+from forebay.service.quotas import QuotaCounts
 from forebay.service.service import Service
 from forebay.settings import ServerSettings
 from forebay.storage.recovery import FailedShard, Recovered
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NO_CONTENT: Final = 204
+NOTHING_COUNTED: Final = QuotaCounts(requests=0, bytes=0, streams=0, principals=0, admitted=0)
 COMPUTING_THREADS: Final = 2
 """Threads that decode and encode: more of them would wait for the interpreter."""
 
@@ -51,7 +53,13 @@ class Broker:
     """Answers requests. For one event loop."""
 
     def __init__(
-        self, routes: Sequence[Route], *, settings: ServerSettings, clock: Clock, private: Sequence[str] = ()
+        self,
+        routes: Sequence[Route],
+        *,
+        settings: ServerSettings,
+        guard: Guard,
+        clock: Clock,
+        private: Sequence[str] = (),
     ) -> None:
         """`private` are texts that no answer may show, such as the path of the data directory."""
         self.phase = BrokerPhase.STARTING
@@ -63,6 +71,8 @@ class Broker:
         """Set when the broker is to stop: what waits for records or for time ends its answer."""
         self.settings = settings
         self.clock = clock
+        self.guard = guard
+        self.lag = LoopLag()
         self.traffic = Traffic(clock)
         self.routes = tuple(routes)
         self._began = clock.monotonic()
@@ -81,6 +91,10 @@ class Broker:
     def degraded(self) -> tuple[FailedShard, ...]:
         """Shards that could not be opened."""
         return () if self.recovered is None else self.recovered.failed
+
+    def quota_counts(self) -> QuotaCounts:
+        """What callers have under way."""
+        return NOTHING_COUNTED if self._service is None else self._service.quotas.counts()
 
     @property
     def service(self) -> Service:
@@ -139,7 +153,7 @@ class Broker:
                 return _no_route(request, found)
             seen.route, request.at = found.route, found.at
             if not found.route.before_ready:
-                request.principal = self._authenticated(request)
+                request.principal = self.authenticated(request)
                 seen.principal = request.principal.name
             return await found.route.handler(self, request)
         except ForebayError as error:
@@ -151,7 +165,7 @@ class Broker:
             logger.exception("%s failed", seen.name)
             return self._error_answer(error)
 
-    def _authenticated(self, request: Request) -> Principal:
+    def authenticated(self, request: Request) -> Principal:
         """Who calls. The token is never part of an error or a log line."""
         service = self.service
         value = request.header(b"authorization")

@@ -75,7 +75,9 @@ class BrokerRun:
         self._bound = bound
         self._clock = SystemClock()
         self.guard = Guard(settings.server)
-        self.broker = Broker(ROUTES, settings=settings.server, clock=self._clock, private=(str(path),))
+        self.broker = Broker(
+            ROUTES, settings=settings.server, guard=self.guard, clock=self._clock, private=(str(path),)
+        )
         self._server = _Server(_config(self.broker, settings.server, self.guard))
 
     def stop(self) -> None:
@@ -86,7 +88,7 @@ class BrokerRun:
     async def run(self, on_bound: Callable[[str], None]) -> None:
         """Serve until `stop` is called. Raises why the log could not be opened, once every caller has its answer."""
         serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
-        guarding = asyncio.create_task(self.guard.run())
+        watching = [asyncio.create_task(self.guard.run()), asyncio.create_task(self.broker.lag.run())]
         on_bound(url_of(self._bound, self._settings.server))
         try:
             async with AsyncLog(self._path, self._settings) as log, self._tokens(log) as tokens:
@@ -99,7 +101,8 @@ class BrokerRun:
                 logger.info("no request is left: closing the log")
         finally:
             self.stop()
-            guarding.cancel()
+            for task in watching:
+                task.cancel()
             await serving
         logger.info("the broker has stopped: everything that it acknowledged is durable")
 

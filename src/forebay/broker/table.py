@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from forebay.broker import groups, health, records, topics, watch
+from forebay.broker import groups, health, metrics, records, topics, watch
 
-ROUTES = (*topics.ROUTES, *records.ROUTES, *watch.ROUTES, *groups.ROUTES, *health.ROUTES)
+ROUTES = (*topics.ROUTES, *records.ROUTES, *watch.ROUTES, *groups.ROUTES, *health.ROUTES, *metrics.ROUTES)

@@ -5,6 +5,7 @@ For one event loop, so without a lock. The numbers are published with those of t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import Counter, defaultdict
@@ -28,6 +29,30 @@ FAILURE: Final = 500
 """The status of an error that the broker itself has made, or found in what it keeps: every one is logged."""
 GONE: Final = 499
 """The status of a request whose client has gone before it was answered."""
+
+
+LAG_SECONDS: Final = 0.1
+"""How often the event loop is asked how late it is."""
+
+
+class LoopLag:
+    """How late the event loop comes to what is due: the longest since the last look, and the longest of all."""
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._longest = max(self._longest, loop.time() - due)
+
+    def take(self) -> float:
+        """The longest since the last call."""
+        longest, self._longest = self._longest, 0.0
+        return longest
 
 
 class SeenRequest:
