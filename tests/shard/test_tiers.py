@@ -84,7 +84,7 @@ class Past:
     def is_waiting(self, offset: int) -> bool:
         return False
 
-    def offset_at_time(self, timestamp: int) -> int | None:
+    def offset_at_time(self, timestamp: int, end: int = 0) -> int | None:
         return 7 if self.exported > 7 else None
 
 
