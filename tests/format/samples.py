@@ -67,7 +67,7 @@ def frame_of(
     times: Sequence[Appended] = (),
 ) -> bytes:
     """A data frame of these rows."""
-    return encode_data_frame(
+    frame = encode_data_frame(
         salt_crc=salt_crc,
         base=base,
         epoch=3,
@@ -77,6 +77,7 @@ def frame_of(
         columns=timed(encode_rows(rows), times),
         zstd_level=zstd_level,
     )
+    return bytes(frame)
 
 
 def batches_of_rows(groups: list[list[Row]], first: int) -> list[Batch]:

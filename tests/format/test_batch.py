@@ -15,7 +15,7 @@ from forebay.errors import Corrupt
 from forebay.format.columns.rows import Columns, Row, encode_columns, encode_rows
 from forebay.format.columns.times import Appended
 from forebay.format.frame.batch import Batch, batch_of, decode, encode_data_frame, merge
-from forebay.format.frame.encoding import close_frame, encode_frame
+from forebay.format.frame.encoding import close_frame, encode_frame, runs_of
 from forebay.format.frame.head import Codec, FrameHead, Kind
 from forebay.records import Bytes, Run
 from tests.format.samples import FULL_ROWS, ONE_ROW, PLAIN_ROW, ROW, ROWS, SALT_CRC, frame_of, head_of, row_of, whole
@@ -260,8 +260,13 @@ def test_any_claim_about_any_bytes_is_read_or_corrupt(columns: int, count: int, 
             _look_at_everything(decode(bytes(48) + noise, 0, head))
 
 
-def test_frame_bytes_do_not_depend_on_how_columns_are_cut_into_parts() -> None:
-    columns = encode_columns(Columns([b"x" * 300] * 300, list(range(300))))
+@pytest.mark.parametrize("size", [300, 1_000])
+@pytest.mark.parametrize("zstd_level", [None, 1])
+@pytest.mark.parametrize("runs", [(), (Run(100, 9, 4), Run(200, 0, 0))])
+def test_frame_bytes_do_not_depend_on_how_columns_are_cut_into_parts(
+    size: int, zstd_level: int | None, runs: tuple[Run, ...]
+) -> None:
+    columns = encode_columns(Columns([b"x" * size] * 300, list(range(300))))
     joined = columns._replace(parts=[whole(columns)])
     assert len(columns.parts) > 1
 
@@ -272,11 +277,14 @@ def test_frame_bytes_do_not_depend_on_how_columns_are_cut_into_parts() -> None:
             epoch=1,
             durable=0,
             appended_at=0,
-            runs=(),
+            runs=runs,
             columns=given,
-            zstd_level=None,
+            zstd_level=zstd_level,
         )
         for given in (columns, joined)
     ]
 
     assert frames[0] == frames[1]
+    head = head_of(bytes(frames[0]))
+    assert runs_of(frames[0], 0, head) == list(runs)
+    assert decode(frames[0], 0, head).values() == [b"x" * size] * 300

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Invalid
 from forebay.format.columns import rows as column_format
-from forebay.format.columns.arrow import encode_large
 from forebay.format.columns.rows import (
     COLUMN_BYTES_MAX,
+    ENTRY_JOIN_MAX,
     ROWS_SMALL,
     Column,
     ColumnBytes,
@@ -21,6 +24,7 @@ from forebay.format.columns.rows import (
     PaddedBuffers,
     Row,
     encode_columns,
+    encode_large,
     encode_rows,
     encode_small,
 )
@@ -96,6 +100,49 @@ def test_both_encoders_give_the_same_bytes(rows: list[Row]) -> None:
     assert _bare(encode_large(columns)) == small
     assert _bare(encode_rows(rows)) == small
     assert _bare(encode_columns(columns)) == small
+
+
+def _built_by_arrow(columns: Columns) -> bytes:
+    """The same bytes by Arrow's own builders, which large batches were encoded with before."""
+    out = PaddedBuffers()
+    out.add(struct.pack(f"<{len(columns.timestamps)}q", *columns.timestamps))
+
+    def add(column: Sequence[object], kind: pa.DataType) -> None:
+        validity, offsets, filling = pa.array(column, kind).buffers()
+        if None in column:
+            out.add(bytes(validity)[: (len(column) + 7) // 8])
+        out.add(bytes(offsets)[: 4 * len(column) + 4])
+        out.add(bytes(filling or b"")[: struct.unpack_from("<i", offsets, 4 * len(column))[0]])
+
+    add(columns.values, pa.binary())
+    for column, kind in ((columns.keys, pa.binary()), (columns.tags, pa.string())):
+        if column is not None and any(entry is not None for entry in column):
+            add(column, kind)
+    if columns.headers is not None and any(columns.headers):
+        rows = [row or () for row in columns.headers]
+        out.add(struct.pack(f"<{len(rows) + 1}i", *accumulate(map(len, rows), initial=0)))
+        add([name for row in rows for name, _ in row], pa.string())
+        add([value for row in rows for _, value in row], pa.binary())
+    return b"".join(out.parts)
+
+
+@given(ROWS)
+def test_arrow_builds_the_same_bytes(rows: list[Row]) -> None:
+    columns = _columns(rows)
+
+    assert whole(encode_large(columns)) == _built_by_arrow(columns)
+
+
+@pytest.mark.parametrize("size", [0, 400, 600, 5_000])
+def test_large_values_are_the_same_bytes_and_are_not_copied(size: int) -> None:
+    values = [b"%04d" % number + bytes(size) for number in range(ROWS_SMALL + 5)]
+    for some in (values, [None, *values[1:]], [b"", *values[1:]]):
+        columns = Columns(some, list(range(len(some))), keys=[value and value[:4] for value in some])
+
+        encoded = encode_columns(columns)
+
+        assert whole(encoded) == _built_by_arrow(columns) == whole(encode_small(columns))
+        assert any(part is some[1] for part in encoded.parts) == (size >= ENTRY_JOIN_MAX)
 
 
 @given(ROWS, st.integers(1, 8))

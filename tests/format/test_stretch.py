@@ -86,7 +86,7 @@ def test_columns_that_do_not_fit_their_frame_are_refused(place: int) -> None:
 
 
 def _frame(base: int, rows: list[Row], runs: list[Run], *, epoch: int = 1, appended_at: int = 0) -> bytes:
-    return encode_data_frame(
+    frame = encode_data_frame(
         salt_crc=SALT,
         base=base,
         epoch=epoch,
@@ -96,6 +96,7 @@ def _frame(base: int, rows: list[Row], runs: list[Run], *, epoch: int = 1, appen
         columns=encode_rows(rows),
         zstd_level=None,
     )
+    return bytes(frame)
 
 
 def _one_by_one(log: bytes) -> list[Batch]:

@@ -521,3 +521,23 @@ def test_an_append_to_a_shard_that_was_opened_again_waits_no_longer_than_it_may(
 def test_a_shard_that_stays_closed_is_an_error_at_once(many: str) -> None:
     with pytest.raises(Closed):
         _appended(_appender(_Refusing(GONE))[0], many)
+
+
+@pytest.mark.parametrize("size", [10, 1_500])
+def test_large_batches_read_as_they_were_given_from_memory_and_from_the_file(tmp_path: Path, size: int) -> None:
+    """Values that are not copied before the frame is made, of all lengths, and buffers that change afterwards."""
+    given: list[bytes | bytearray | memoryview | None] = [b"%05d" % number * (size // 5) for number in range(300)]
+    given[3], given[7] = None, b""
+    given[11], given[13] = bytearray(b"changes" * size), memoryview(b"view" * size)
+    wanted = [None if value is None else bytes(value) for value in given]
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = log.create_topic("t")
+        ack = topic.append_many_nowait(given)  # type: ignore[arg-type]
+        changed = given[11]
+        assert isinstance(changed, bytearray)
+        changed[:] = bytes(len(changed))
+        ack.result()
+        found = [record.value for record in topic.read()]
+        assert found == wanted and {type(value) for value in found} == {bytes, type(None)}
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        assert [record.value for record in log.topic("t").read()] == wanted

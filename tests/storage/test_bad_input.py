@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -280,3 +282,25 @@ def test_what_is_no_path_is_refused(path: Any, read_only: bool) -> None:  # noqa
 def test_no_path_is_for_readers_of_what_is_shared_alone(read_only: bool, said: str) -> None:  # noqa: FBT001
     with pytest.raises(Invalid, match=f"path is None.*{said}"):
         Storage.open(None, Settings(), read_only=read_only)
+
+
+@pytest.mark.parametrize("size", [10, 2_000])
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ("text", "is str, not bytes or None; encode it first"),
+        (np.zeros(8, np.uint8), "is ndarray, not bytes or None"),
+        (array.array("B", [1, 2]), "is array, not bytes or None"),
+        (7, "is int, not bytes or None"),
+    ],
+    ids=["str", "ndarray", "array", "int"],
+)
+def test_what_is_no_bytes_is_refused_in_a_batch_of_any_size(topic: Topic, size: int, odd: Any, said: str) -> None:
+    """Also what could be joined with bytes."""
+    for count in (5, 300):
+        column = [bytes(size)] * count
+        column[3] = odd
+        with pytest.raises(Invalid, match=rf"values\[3\] {said}"):
+            topic.append_many(column, partition=0)
+        with pytest.raises(Invalid, match=rf"keys\[3\] {said}"):
+            topic.append_many([b"v"] * count, keys=column, partition=0)

@@ -27,7 +27,7 @@ MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 
 def bomb(**fields: Any) -> bytes:
     """A whole frame of one record, whose columns are a little larger than a frame's may be."""
-    frame = encode_data_frame(**{**fields, "zstd_level": 3, "columns": _columns()})
+    frame = bytes(encode_data_frame(**{**fields, "zstd_level": 3, "columns": _columns()}))
     assert len(frame) < BOMB_BYTES_MAX
     return frame
 

@@ -74,7 +74,7 @@ def _frames(chance: Random) -> Iterator[bytes]:
         size, count = (3000, 1) if chance.random() < 0.02 else (8, chance.choice([1, 1, 1, 3]))
         runs = [Run(count, 9, offset)] if chance.random() < 0.05 else []
         columns = encode_columns(Columns(values=[bytes(size)] * count, timestamps=[7] * count))
-        yield encode_data_frame(base=offset, runs=runs, columns=columns, zstd_level=None, **stamp)
+        yield bytes(encode_data_frame(base=offset, runs=runs, columns=columns, zstd_level=None, **stamp))
         offset += count
 
 

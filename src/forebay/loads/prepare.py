@@ -32,6 +32,7 @@ from forebay.format.metadata.descriptor import (
     sparse_index,
 )
 from forebay.manifests import ManifestRef, load_value, store_value
+from forebay.records import Bytes
 from forebay.topics import Engine, TopicSpec, shard_id
 
 FRAME_BYTES = 1024 * 1024
@@ -155,7 +156,7 @@ class PreparedSegment:
         self._crc = 0
         self._digest = ContentHash()
 
-    def chunks(self, batches: Iterable[ColumnBytes]) -> Iterator[bytes]:
+    def chunks(self, batches: Iterable[ColumnBytes]) -> Iterator[Bytes]:
         """The segment of these records, frame by frame.
 
         Holds no more than one batch and one frame at a time, and for the index 12 bytes per key and per tag.
@@ -198,7 +199,7 @@ class PreparedSegment:
         )
         return encode_index(footer, entries, [], self._lookups.sections()), footer, entries
 
-    def _counted(self, chunk: bytes) -> bytes:
+    def _counted(self, chunk: Bytes) -> Bytes:
         self._bytes += len(chunk)
         self._crc = crc32(chunk, self._crc)
         self._digest.update(chunk)

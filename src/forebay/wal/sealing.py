@@ -183,7 +183,7 @@ class _Group:
         self._durable = 0
         self._bytes = 0
 
-    def frames_of(self, log: LogFile, copies: Copies) -> Iterator[bytes]:
+    def frames_of(self, log: LogFile, copies: Copies) -> Iterator[Bytes]:
         """The frames of the new file, in order. Marks go: a sealed file is durable as a whole."""
         for step in log.walk(chunk_bytes=self._bytes_max):
             match step:
@@ -200,19 +200,19 @@ class _Group:
         if self._batches:
             yield self._flush()
 
-    def _add_copy(self, frame: CachedFrame) -> Iterator[bytes]:
+    def _add_copy(self, frame: CachedFrame) -> Iterator[Bytes]:
         head = read_frame(frame.data, 0, self._salt_crc, FRAME_BYTES_LIMIT)
         if isinstance(head, Verdict):
             raise Corrupt(f"the copy in memory of offsets [{frame.base}, {frame.end}) is of another file")
-        yield from self._add_data(DataFrames(frame.data, 0, 0, head, ends_read=True))
+        yield from self._add_data(DataFrames(bytes(frame.data), 0, 0, head, ends_read=True))
 
-    def _add_data(self, data: DataFrames) -> Iterator[bytes]:
+    def _add_data(self, data: DataFrames) -> Iterator[Bytes]:
         for batch, length in data.batches():
             if self._is_full(length, batch.epoch):
                 yield self._flush()
             self._add(batch, length, data.durable, data.runs() or [Run(batch.count, 0, 0)])
 
-    def _add_control(self, control: ControlFrame) -> Iterator[bytes]:
+    def _add_control(self, control: ControlFrame) -> Iterator[Bytes]:
         if control.head.kind != Kind.MARK:
             if self._batches:
                 yield self._flush()
@@ -233,7 +233,7 @@ class _Group:
         self._durable = durable
         self._bytes += length
 
-    def _flush(self) -> bytes:
+    def _flush(self) -> Bytes:
         data = encode_data_frame(
             salt_crc=self._salt_crc,
             base=self._batches[0].base,

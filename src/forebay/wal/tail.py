@@ -52,7 +52,7 @@ class CachedFrame(NamedTuple):
 
     base: int
     end: int
-    data: bytes
+    data: bytes | bytearray
 
     def batch(self) -> Batch:
         """The records of the frame."""

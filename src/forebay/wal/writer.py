@@ -24,7 +24,7 @@ from forebay.format.files.segment import SegmentHeader, encode_header, segment_n
 from forebay.format.frame.batch import encode_data_frame, encode_row_frame
 from forebay.locks import Rank, RankedCondition, RankedLock
 from forebay.meter import ShardCounts
-from forebay.records import Gap, Reason
+from forebay.records import Bytes, Gap, Reason
 from forebay.settings import WalSettings
 from forebay.wal.files import FileList, LogFile
 from forebay.wal.removals import Removals
@@ -207,7 +207,7 @@ class Writer:
             self._prelude(active, end)
         made: list[CachedFrame] = []
         noted: list[tuple[int, int, int]] = []
-        waiting: list[bytes] = []
+        waiting: list[bytes | bytearray] = []
         size = 0
         position = active.position
         for frame in frames:
@@ -656,7 +656,7 @@ class Writer:
             "appended_at": self.clock.now_ms(),
         }
 
-    def _put(self, active: ActiveFile, parts: Sequence[bytes]) -> None:
+    def _put(self, active: ActiveFile, parts: Sequence[Bytes]) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self.in_doubt = self.touched = True
         write_all(active.file, data, active.position)

@@ -26,7 +26,7 @@ from forebay.format.checksum import crc32, salted
 from forebay.format.control.frames import decode_gap, encode_gap
 from forebay.format.frame.batch import Batch, batch_of, decode, encode_data_frame, merge
 from forebay.format.frame.head import Kind, Verdict, read_frame
-from forebay.records import Gap, Record, RecordPage
+from forebay.records import Bytes, Gap, Record, RecordPage
 from forebay.wire.items import GapItem, RecordItem, item_of, items_of, record_of
 from forebay.wire.limits import BodyLimits
 
@@ -240,7 +240,7 @@ def decode_page_frames(body: bytes) -> BatchPage:
     return BatchPage(partition, batches, gaps, PageMarks(*numbers))
 
 
-def _frame(piece: Batch | Gap) -> bytes:
+def _frame(piece: Batch | Gap) -> Bytes:
     if isinstance(piece, Gap):
         return encode_gap(piece, salt_crc=_SALT_CRC, next_offset=piece.stop, epoch=0, durable=0, appended_at=0)
     return encode_data_frame(

@@ -1,4 +1,4 @@
-"""Columns by way of Arrow: many rows in, and frames out as record batches. Knows no frames and no disk.
+"""Columns by way of Arrow: record batches in, and frames out as record batches. Knows no frames and no disk.
 
 The layout is that of `rows`; Arrow's own buffers already have it, so nothing is rebuilt unless an
 array is sliced, of a wide type, or hides bytes behind a null. Imported only where it is used:
@@ -20,8 +20,7 @@ from forebay.errors import Corrupt, Invalid
 from forebay.format.columns import layout
 from forebay.format.columns import rows as column_format
 from forebay.format.columns.layout import ColumnSpan, Layout, Strip
-from forebay.format.columns.rows import ColumnBytes, Columns, PaddedBuffers
-from forebay.records import Headers
+from forebay.format.columns.rows import ColumnBytes, PaddedBuffers
 
 HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 ARROW_SCHEMA: Final = pa.schema(
@@ -43,36 +42,6 @@ _ASSIGNED: Final = frozenset({"partition", "offset", "topic"})
 """Columns a reader gets and the log assigns: accepted and not stored."""
 _KNOWN: Final = frozenset({"value", "key", "tag", "headers", "timestamp"}) | _ASSIGNED
 _UNIT_NS: Final = {"us": 1_000, "ns": 1_000_000}
-
-
-def encode_large(columns: Columns) -> ColumnBytes:
-    """Build each column with Arrow: the cost per row is small, the cost per batch is not."""
-    stamps = np.ascontiguousarray(columns.timestamps, dtype="<i8")
-    out = PaddedBuffers()
-    out.add_array(stamps)
-    flags = column_format.VALUE_NULLS if _add(out, _built(columns.values, _BINARY)) else 0
-    if column_format.present(columns.keys):
-        flags |= column_format.KEYS | (column_format.KEY_NULLS if _add(out, _built(columns.keys, _BINARY)) else 0)
-    if column_format.present(columns.tags):
-        tags = _built(columns.tags, _STRING)
-        flags |= column_format.TAGS | (column_format.TAG_NULLS if _add(out, tags) else 0)
-    if columns.headers is not None and any(columns.headers):
-        flags |= _add_headers(out, columns.headers)
-    return ColumnBytes(flags, len(stamps), out.parts, out.size, int(stamps.min()), int(stamps.max()))
-
-
-def _built(column: Sequence[bytes | str | None], kind: pa.DataType) -> pa.Array:
-    array = pa.array(column, kind)
-    if isinstance(array, pa.ChunkedArray):
-        raise Invalid("a column is larger than 2 GiB: append fewer records at once")
-    return array
-
-
-def _add_headers(out: PaddedBuffers, headers: Sequence[Headers | None]) -> int:
-    lists, names, values = column_format.flatten(headers)
-    out.add_array(np.array(lists, dtype="<i4"))
-    _add(out, _built(names, _STRING))
-    return column_format.HEADERS | (column_format.HEADER_NULLS if _add(out, _built(values, _BINARY)) else 0)
 
 
 def _add(out: PaddedBuffers, array: pa.Array) -> bool:

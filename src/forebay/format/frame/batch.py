@@ -23,7 +23,7 @@ from forebay.format.columns.merging import merge_layouts
 from forebay.format.columns.rows import PADDING, ColumnBytes, Columns, Row, encode_row
 from forebay.format.columns.sizes import record_sizes
 from forebay.format.columns.times import Appended, times_at
-from forebay.format.frame.encoding import close_frame, encode_frame
+from forebay.format.frame.encoding import close_frame, encode_frame, encode_runs, join_frame
 from forebay.format.frame.head import BODY_HEAD, FORMAT_VERSION, HEAD_SIZE, Codec, FrameHead, Kind, payload_start
 from forebay.records import OFFSET_MAX, Bytes, Headers, Record, Run
 
@@ -38,6 +38,7 @@ _PACK_HEAD: Final = BODY_HEAD.pack
 _PACK_ROW_HEAD: Final = struct.Struct("<BBBBIIIQqqii").pack
 """The head of a body, and what stands before the value of its only record."""
 _JOIN_MAX: Final = 16_384
+_PARTS_FEW: Final = 16
 _NONE: Final = int(Codec.NONE)
 _ZSTD: Final = int(Codec.ZSTD)
 _DATA: Final = int(Kind.DATA)
@@ -202,8 +203,8 @@ def encode_data_frame(
     runs: Sequence[Run],
     columns: ColumnBytes,
     zstd_level: int | None,
-) -> bytes:
-    """One data frame; compressed only where a level is given and the result is smaller."""
+) -> bytes | bytearray:
+    """One data frame, not to be changed; compressed only where a level is given and the result is smaller."""
     flags, count, payload, size, _, _ = columns
     if zstd_level is None and not runs and size < _JOIN_MAX and len(payload) == 1:
         # The same bytes as below: what a single small append pays is mostly calls.
@@ -214,6 +215,9 @@ def encode_data_frame(
         compressed = _compress(columns, zstd_level)
         if compressed is not None:
             payload, codec = compressed, _ZSTD
+    if len(payload) > _PARTS_FEW:
+        head = _PACK_HEAD(FORMAT_VERSION, _DATA, codec, flags, count, epoch, len(runs), durable, appended_at)
+        return join_frame(salt_crc, base, [head, encode_runs(runs), *payload])
     return encode_frame(
         salt_crc=salt_crc,
         base=base,
@@ -231,7 +235,7 @@ def encode_data_frame(
 
 def encode_row_frame(
     salt_crc: int, base: int, epoch: int, durable: int, appended_at: int, row: Row, zstd_level: int | None
-) -> bytes:
+) -> bytes | bytearray:
     """The data frame of one record: the same bytes as `encode_data_frame` of `encode_row`, quicker for a plain one."""
     value, key, tag, headers, timestamp = row
     if value is not None and key is None and tag is None and not headers and zstd_level is None:

@@ -15,7 +15,7 @@ from forebay.disk import Disk, File, write_all
 from forebay.errors import Corrupt
 from forebay.format.control.frames import encode_gap
 from forebay.format.files.segment import HEADER_BYTES
-from forebay.records import Gap, Reason
+from forebay.records import Bytes, Gap, Reason
 from forebay.wal.files import FileList
 from forebay.wal.scan import LogScan
 from forebay.wal.tail import TailCache
@@ -74,7 +74,7 @@ def _copy(disk: Disk, old: ActiveFile, copy: File, cache: TailCache, head: int, 
         source.close()
 
 
-def _frames(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[bytes]:
+def _frames(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[Bytes]:
     """The bytes of the copy: header and whole frames below `limit`, with gaps filled or named; and what ended."""
     yield source.read_at(HEADER_BYTES, 0)
     yield from _published(source, old, cache, head, writer)
@@ -82,7 +82,7 @@ def _frames(source: File, old: ActiveFile, cache: TailCache, head: int, writer: 
     yield from writer.removals.frames(writer.settings.frame_bytes_max, writer.stamp(old.salt_crc, head))
 
 
-def _published(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[bytes]:
+def _published(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[Bytes]:
     for step in walk(source, old.salt_crc, HEADER_BYTES, old.limit, expected=old.start, end=head):
         match step:
             case DataFrames() | ControlFrame():
@@ -91,7 +91,7 @@ def _published(source: File, old: ActiveFile, cache: TailCache, head: int, write
                 yield from _missing(old, cache, gap.start, gap.stop, writer)
 
 
-def _missing(old: ActiveFile, cache: TailCache, start: int, stop: int, writer: Writer) -> Iterator[bytes]:
+def _missing(old: ActiveFile, cache: TailCache, start: int, stop: int, writer: Writer) -> Iterator[Bytes]:
     """Frames for `[start, stop)` from the cache; a `lost` range where the cache has none."""
     while start < stop:
         held = cache.next_frame(start)
