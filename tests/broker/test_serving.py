@@ -281,6 +281,17 @@ def test_watermarks_of_all_partitions(client: httpx.Client) -> None:
     assert [(each["partition"], each["next"]) for each in found] == [(0, 0), (1, 2)]
 
 
+def test_the_status_of_a_topic_and_of_the_broker(client: httpx.Client, topic: str) -> None:
+    append(client, topic, "a", "b")
+    (partition,) = fine(client.get(f"{topic}/status"))["partitions"]
+    assert partition["topic"] == topic.removeprefix("/v1/topics/")
+    assert (partition["epoch"], partition["failure"], partition["offsets"]["next"]) == (1, None, 2)
+    assert partition["recovery"]["summary"].startswith("next offset 0")
+    whole = fine(client.get("/v1/status"))
+    assert partition["topic"] in {each["topic"] for each in whole["partitions"]}
+    assert "forebay-sync" in {worker["name"] for worker in whole["workers"]}
+
+
 # Groups
 
 

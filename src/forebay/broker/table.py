@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from forebay.broker import groups, health, metrics, records, topics, watch
+from forebay.broker import groups, health, metrics, records, status, topics, watch
 
-ROUTES = (*topics.ROUTES, *records.ROUTES, *watch.ROUTES, *groups.ROUTES, *health.ROUTES, *metrics.ROUTES)
+ROUTES = (
+    *topics.ROUTES,
+    *records.ROUTES,
+    *watch.ROUTES,
+    *groups.ROUTES,
+    *status.ROUTES,
+    *health.ROUTES,
+    *metrics.ROUTES,
+)

@@ -249,6 +249,92 @@ class ResetPlaces(msgspec.Struct, frozen=True):
     offsets: dict[int, int]
 
 
+class RecoveryItem(msgspec.Struct, frozen=True, kw_only=True):
+    """How a partition was recovered when it was opened."""
+
+    summary: str
+    """All of it in words."""
+    next_offset: int
+    source: str
+    """What decided the next offset."""
+    exact: bool
+    """Whether the end of the log is known to the record: no gap was needed."""
+    clean: bool
+    """Whether the stop before was in order."""
+    gaps: list[GapItem]
+    """Offsets that hold no record from then on: lost by the stop, or damaged."""
+    torn_bytes: int
+    """Bytes behind the last whole frame, never acknowledged, set aside."""
+
+
+class ExportItem(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the history of a partition is behind its log."""
+
+    exported: int
+    """The end of history."""
+    behind_files: int
+    behind_records: int
+    behind_bytes: int
+    objects: int
+    """What this broker has exported since it was started."""
+    bytes: int
+    errors: int
+    error: str | None
+    """Why the last attempt failed, if it did."""
+
+
+class PartitionItem(msgspec.Struct, frozen=True, kw_only=True):
+    """How a partition fares that the broker owns and has open."""
+
+    topic: str
+    partition: int
+    engine: str
+    durability: str
+    epoch: int
+    """Counts the owners of the partition."""
+    recovery: RecoveryItem
+    failure: str | None
+    """Why it refuses appends, if it does."""
+    offsets: OffsetsItem
+    segments: int
+    """Log files of the broker, the active one included."""
+    cache_bytes: int
+    export: ExportItem | None
+    """`null` for engines without history."""
+
+
+class PartitionList(msgspec.Struct, frozen=True):
+    """The partitions that the broker has open, of one topic or of all."""
+
+    partitions: list[PartitionItem]
+
+
+class WorkerItem(msgspec.Struct, frozen=True, kw_only=True):
+    """How a background worker fares."""
+
+    name: str
+    steps: int
+    """How many steps have ended."""
+    stepped_at: int | None
+    """When the last of them ended, in milliseconds since 1970."""
+    running_s: float | None
+    """For how long the present step has been at one thing; `null` between two steps."""
+    stuck: int
+    """Threads that have not come back from a step that others have taken over."""
+    failures: int
+    error: str | None
+    """What the newest failure was."""
+
+
+class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a broker fares: the partitions that it has open, and its background workers."""
+
+    directory_id: str | None
+    read_only: bool
+    partitions: list[PartitionItem]
+    workers: list[WorkerItem]
+
+
 class DegradedShard(msgspec.Struct, frozen=True):
     """A shard that could not be opened."""
 
