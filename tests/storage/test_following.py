@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,9 @@ def test_a_shard_that_is_opened_again_wakes_the_stream_that_followed_the_one_bef
 
 def test_the_records_of_a_page_are_made_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    whole = Batch.records
+    whole = Batch.each_record
 
-    def noted(batch: Batch, partition: int) -> list[Record]:
+    def noted(batch: Batch, partition: int) -> Iterator[Record]:
         made.append(batch.base)
         return whole(batch, partition)
 
@@ -64,7 +65,7 @@ def test_the_records_of_a_page_are_made_batch_by_batch(tmp_path: Path, monkeypat
         topic = log.create_topic("t")
         for number in range(3):
             topic.append_many([b"%d" % number] * 100)
-        monkeypatch.setattr(Batch, "records", noted)
+        monkeypatch.setattr(Batch, "each_record", noted)
         stream = topic.read()
 
         assert next(stream).offset == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
@@ -32,13 +32,13 @@ rarely than one."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Shown: TypeAlias = Callable[[Batch, int], Sequence[T]]
+Shown: TypeAlias = Callable[[Batch, int], Iterable[T]]
 """What a caller gets for a batch of a partition: its records, or one Arrow batch."""
 
 
-def as_records(batch: Batch, partition: int) -> Sequence[Record]:
+def as_records(batch: Batch, partition: int) -> Iterator[Record]:
     """A batch as its records."""
-    return batch.records(partition)
+    return batch.each_record(partition)
 
 
 def as_arrow(batch: Batch, partition: int) -> Sequence[pa.RecordBatch]:
@@ -68,19 +68,23 @@ class Stream(Generic[T]):
         self._rows: Iterator[T] = iter(())
 
     def __iter__(self) -> Iterator[T]:
+        # Without a step of Python for each row.
+        return chain.from_iterable(self._pages())
+
+    def __next__(self) -> T:
+        for row in self._rows:
+            return row
+        return next(iter(self))
+
+    def _pages(self) -> Iterator[Iterator[T]]:
         while True:
             # An iterator of the stream's own: a loop that is left in the middle of a page skips nothing.
-            yield from self._rows
+            yield self._rows
             self._guard.check("this stream")
             rows = self._source.next_page()
             if rows is None:
                 return
             self._rows = rows
-
-    def __next__(self) -> T:
-        for row in self:
-            return row
-        raise StopIteration
 
     def next_page(self) -> list[T]:
         """The rest of the present page, or the next one; empty at the end."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -126,17 +126,22 @@ class Batch:
 
     def records(self, partition: int) -> list[Record]:
         """Every record as an object of its own."""
-        rows: Iterator[Record] = map(
-            Record,
+        return list(self.each_record(partition))
+
+    def each_record(self, partition: int) -> Iterator[Record]:
+        """As `records`, each made when it is asked for: one that is not kept makes room for the next."""
+        columns: list[Iterable[Any]] = [
             repeat(partition),
             range(self.base, self.base + self.count),
             self.timestamps().tolist(),
             self.keys() or repeat(None),
             self.values(),
-            self.tags() or repeat(None),
-            self.headers() or repeat(()),
-        )
-        return list(rows)
+        ]
+        tags, headers = self.tags(), self.headers()
+        if tags is not None or headers is not None:
+            # A record has neither unless it is given them.
+            columns += [tags or repeat(None), headers or repeat(())]
+        return map(Record, *columns)
 
     def columns(self) -> Columns:
         """The records by column, as Python sequences."""
