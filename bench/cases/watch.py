@@ -25,6 +25,7 @@ from forebay.format.frame.batch import Batch
 from forebay.live import Feeds, WatchedTopic, Watcher
 
 THREADS = 4
+ALONE_SHARE = 4
 LOOK_SECONDS = 0.5
 PATIENCE = 60.0
 
@@ -38,7 +39,8 @@ def run(plan: Plan) -> Iterator[Result]:
     contenders: dict[str, Contender | None] = {}
     for count in counts:
         contenders[f"shared {count}"] = _watched(plan, count, _shared)
-        contenders[f"each alone {count}"] = _watched(plan, count, _each_alone)
+        # Of the way before, fewer: with many followers a record takes it longer than the pause between two.
+        contenders[f"each alone {count}"] = _watched(plan, count, _each_alone, share=ALONE_SHARE)
     found = plan.compare(contenders)
     one = found[f"shared {counts[0]}"]
     for count in counts:
@@ -58,9 +60,9 @@ def run(plan: Plan) -> Iterator[Result]:
     yield result("watch", name, share, idle["shared"][share], peers, [at_most(0.02)])
 
 
-def _watched(plan: Plan, count: int, follow: Follow, *, durability: str = "disk") -> Contender:
-    """A thread appends at a steady pace while `count` followers take each record."""
-    appends, step = plan.sizes.watched_appends, plan.sizes.watched_step_seconds
+def _watched(plan: Plan, count: int, follow: Follow, *, durability: str = "disk", share: int = 1) -> Contender:
+    """A thread appends at a steady pace while `count` followers take each record: `1 / share` of the appends."""
+    appends, step = max(1, plan.sizes.watched_appends // share), plan.sizes.watched_step_seconds
 
     def contender() -> Figures:
         with stores.opened_ours(plan.fresh(), durability) as topic:

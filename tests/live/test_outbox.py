@@ -15,7 +15,7 @@ import forebay
 from forebay import EARLIEST, Gap, Reason, Topic
 from forebay.format.frame.batch import Batch
 from forebay.live import Delivered, WatchedTopic, Watcher
-from forebay.live.feeds import SharedPage
+from forebay.live.feeds import CROWD_MIN, SharedPage
 from forebay.pages import LOOP_BYTES_MAX
 from forebay.storage import Storage
 from tests.live.test_watchers import Room, run
@@ -226,6 +226,53 @@ def test_however_many_watchers_have_a_deadline_the_loop_has_one_timer_for_them(
         assert await asyncio.gather(*(each.take() for each in watching)) == [None] * len(watching)
         assert loop.time() - began >= 0.05
         assert len(timers) < 20
+
+    with forebay.open(tmp_path, quick()) as log:
+        run(log, use)
+
+
+def test_pages_are_kept_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.live.feeds.PAGES_BYTES_MAX", 10_000)
+
+    async def use(log: Storage, here: Room) -> None:
+        topic = log.create_topic("t")
+        watching = watcher(here, topic)
+        for number in range(20):
+            await asyncio.to_thread(topic.append, b"x" * 2_000)
+            assert (await given(watching)).next == number + 1
+
+        # Each counts for its records and for the one rendering of them.
+        assert sum(isinstance(found, SharedPage) for found in gc.get_objects()) <= 3
+
+    with forebay.open(tmp_path, quick()) as log:
+        run(log, use)
+
+
+@pytest.mark.parametrize("count", [CROWD_MIN - 1, CROWD_MIN])
+def test_the_loop_sleeps_before_it_wakes_a_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The append that calls the loop has not returned yet, and needs the interpreter for that."""
+    pause = 0.000123
+    monkeypatch.setattr("forebay.live.feeds.WAKE_PAUSE_SECONDS", pause)
+
+    async def use(log: Storage, here: Room) -> None:
+        topic = log.create_topic("t")
+        topic.acquire()
+        watching = [watcher(here, topic) for _ in range(count)]
+        for each in watching:
+            await each.begin()
+        waiting = [asyncio.create_task(given(each)) for each in watching]
+        await asyncio.sleep(0)
+        loop, seen = asyncio.get_running_loop(), []
+        call_later = loop.call_later
+
+        def counted(delay: float, *call: Any, **context: Any) -> asyncio.TimerHandle:
+            seen.append(delay)
+            return call_later(delay, *call, **context)
+
+        monkeypatch.setattr(loop, "call_later", counted)
+        await asyncio.to_thread(topic.append, b"v")
+        assert [list(found.rows) for found in await asyncio.gather(*waiting)] == [[b"v"]] * count
+        assert (pause in seen) == (count == CROWD_MIN)
 
     with forebay.open(tmp_path, quick()) as log:
         run(log, use)
