@@ -6,11 +6,11 @@ from functools import partial
 
 from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.workers import Workers
+from forebay.arguments import checked_seconds
 from forebay.format.frame.batch import Batch
 from forebay.live import WatchedTopic, Watcher
 from forebay.records import EARLIEST, CommitAck, OnGap, Position, Record
 from forebay.storage import Reader
-from forebay.storage.arguments import checked_seconds
 
 
 class AsyncReader:

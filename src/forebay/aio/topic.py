@@ -11,6 +11,7 @@ from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.workers import LOOK_SECONDS, Published, Workers
 from forebay.appends.queue import QueueFull
+from forebay.arguments import checked_arrow, checked_seconds, checked_values
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.frame.batch import Batch
@@ -33,7 +34,6 @@ from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, BatchAck, Topic
 from forebay.storage.acks import mixed, placed
 from forebay.storage.append import Batched, PreparedBatch, Queueable, Records, check_turns
-from forebay.storage.arguments import checked_arrow, checked_seconds, checked_values
 from forebay.storage.status import TopicStatus
 from forebay.topics import TopicSpec
 

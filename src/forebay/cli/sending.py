@@ -54,7 +54,7 @@ class RecordLimits(NamedTuple):
 
     def checked(self, record: InputRecord | None) -> InputRecord | None:
         """The record, or `Invalid` that says where it came from: before anything of its batch is appended."""
-        from forebay.storage.arguments import checked_headers, checked_tag, checked_timestamp
+        from forebay.arguments import checked_headers, checked_tag, checked_timestamp
 
         if record is None:
             return None

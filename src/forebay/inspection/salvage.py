@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
+from forebay.arguments import checked_partition
 from forebay.clock import SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.errors import Conflict, Corrupt, Invalid, Moved, UnknownTopic, Unsupported, UnsupportedFormat
@@ -30,7 +31,6 @@ from forebay.inspection.stores import Stores
 from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
 from forebay.shard.context import is_local
 from forebay.storage import Storage, Topic
-from forebay.storage.arguments import checked_partition
 from forebay.storage.directory import LogDirectory, is_owned
 from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.recovery.resume import ASIDE

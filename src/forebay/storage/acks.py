@@ -19,10 +19,10 @@ import numpy.typing as npt
 from forebay.appends.callbacks import Answered, in_callback
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import shut_gate
+from forebay.arguments import checked_seconds
 from forebay.disk.forks import FORKS
 from forebay.errors import Closed, ForebayError, Indeterminate
 from forebay.records import OffsetRange
-from forebay.storage.arguments import checked_seconds
 
 logger = logging.getLogger(__name__)
 

@@ -15,16 +15,7 @@ import numpy as np
 from forebay.appends.producer_window import ANY_BEFORE
 from forebay.appends.queue import Producing, QueuedRecord, QueueFull, record_bytes
 from forebay.appends.ticket import Ticket
-from forebay.clock import Clock
-from forebay.engines import OwnedShard
-from forebay.errors import Closed, ForebayError, Invalid, Unavailable
-from forebay.format.columns.rows import ColumnBytes, Columns, Row, encode_columns
-from forebay.format.frame.batch import encode_arrow, key_strip
-from forebay.partitioning import Partitioner, Partitions
-from forebay.records import HeadersLike, OffsetRange
-from forebay.settings import WalSettings
-from forebay.storage.acks import Ack, BatchAck, Rows, Share, failure_of, mixed, placed
-from forebay.storage.arguments import (
+from forebay.arguments import (
     checked_arrow,
     checked_bytes,
     checked_column,
@@ -38,6 +29,15 @@ from forebay.storage.arguments import (
     checked_timestamps,
     checked_values,
 )
+from forebay.clock import Clock
+from forebay.engines import OwnedShard
+from forebay.errors import Closed, ForebayError, Invalid, Unavailable
+from forebay.format.columns.rows import ColumnBytes, Columns, Row, encode_columns
+from forebay.format.frame.batch import encode_arrow, key_strip
+from forebay.partitioning import Partitioner, Partitions
+from forebay.records import HeadersLike, OffsetRange
+from forebay.settings import WalSettings
+from forebay.storage.acks import Ack, BatchAck, Rows, Share, failure_of, mixed, placed
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from forebay.appends.queue import record_bytes
+from forebay.arguments import StoredOffset
 from forebay.errors import Conflict, Invalid
 from forebay.partitioning import partition_of_key
 from forebay.records import Gap, Record
-from forebay.storage.arguments import StoredOffset
 from forebay.storage.cursors import Reader
 from forebay.storage.topic import Topic
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from forebay.arguments import StoredOffset, checked_partition
 from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
 from forebay.errors import Closed, Corrupt, ForebayError, Invalid, UnknownTopic
@@ -30,7 +31,6 @@ from forebay.progress import (
 )
 from forebay.records import EARLIEST, CommitAck, GroupOffset, OnGap, Position, Record, check_offset
 from forebay.settings import ProgressSettings
-from forebay.storage.arguments import StoredOffset, checked_partition
 from forebay.storage.streams import Following, Stream
 from forebay.topics import TopicName, TopicSpec
 from forebay.workers import Worker

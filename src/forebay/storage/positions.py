@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from forebay.arguments import StoredOffset, checked_position
 from forebay.engines import ReadShard
 from forebay.engines.readonly import FollowedShard
 from forebay.errors import Invalid
 from forebay.records import EARLIEST, LATEST, Position, Start
-from forebay.storage.arguments import StoredOffset, checked_position
 from forebay.storage.shards import TopicShards
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from forebay.appends.callbacks import deferred
+from forebay.arguments import checked_partition
 from forebay.catalog import read_state, state_entries
 from forebay.disk.forks import FORKS, ForkGuard
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, UnownedShards
@@ -21,7 +22,6 @@ from forebay.metadata import MetadataStore
 from forebay.partitioning import check_partition
 from forebay.shard import ShardRef
 from forebay.shard.ownership import MayOwn
-from forebay.storage.arguments import checked_partition
 from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.recovery import Progress, Recovered, Recovery

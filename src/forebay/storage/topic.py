@@ -7,6 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from forebay.arguments import (
+    check_page,
+    checked_limit,
+    checked_lookup_key,
+    checked_lookup_tag,
+    checked_partition,
+    checked_producing,
+    checked_seconds,
+    checked_stop,
+    checked_timestamp,
+)
 from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
@@ -32,17 +43,6 @@ from forebay.shard import RecoveryDecision, SegmentShard
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion, RangeDelete
 from forebay.storage.acks import Ack, BatchAck
 from forebay.storage.append import Appender
-from forebay.storage.arguments import (
-    check_page,
-    checked_limit,
-    checked_lookup_key,
-    checked_lookup_tag,
-    checked_partition,
-    checked_producing,
-    checked_seconds,
-    checked_stop,
-    checked_timestamp,
-)
 from forebay.storage.cursors import Cursors, Reader
 from forebay.storage.positions import Positions
 from forebay.storage.shards import TopicShards
