@@ -159,7 +159,7 @@ def _opened(store: MetadataStore, name: str, session: str, tries: int, report: R
 
 
 def _seal(shard: Shard, store: MetadataStore) -> None:
-    places = cast(Places, SimpleNamespace(store=Store(), store_name="store", manifest=None))
+    places = cast(Places, SimpleNamespace(store=Store(), store_name="store", manifest=None, clock=ManualClock()))
     around = ShardContext(store, SETTINGS, places, shard.name, lambda: True)
     sealing = cast(SegmentShard, shard)
     begin_seal(sealing, around, None)
