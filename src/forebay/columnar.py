@@ -24,7 +24,14 @@ from forebay.format.files.segment import index_name
 from forebay.format.frame.batch import Batch
 from forebay.format.index.hashing import Places
 from forebay.format.index.sections import FrameEntries, SectionKind, check_section, find_offset, find_time
-from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, Status, sparse_index
+from forebay.format.metadata.descriptor import (
+    DescriptorKind,
+    SegmentDescriptor,
+    Status,
+    StoredObject,
+    object_descriptor,
+    sparse_index,
+)
 from forebay.format.parquet.file import SCHEMA, ParquetFacts, encode_parquet, facts_of, row_groups
 from forebay.format.parquet.rowgroups import ParquetLayout, RowGroup, Walked, decode_layout, rows_digest, walk
 from forebay.locks import Rank, RankedLock
@@ -252,22 +259,13 @@ class StoredParquet(NamedTuple):
     def descriptor(self, *, store: str, leader: str, created_at: int, source_bytes: int = 0) -> SegmentDescriptor:
         """What the catalog says of it; `store` is what it calls the store, `leader` who made the segment."""
         footer, facts = self.walked.footer, self.walked.facts
-        return SegmentDescriptor(
-            kind=DescriptorKind.PARQUET,
+        return object_descriptor(
+            DescriptorKind.PARQUET,
+            StoredObject.of_segment(footer, store=store, object_key=self.object_key, etag=self.etag),
             topic_id=facts.topic_id,
-            segment_id=footer.content_hash.hex(),
             start=facts.start,
             end=facts.end,
             epoch=facts.epoch,
-            bytes=footer.segment_bytes,
-            records=footer.records,
-            live_records=footer.records,
-            time_min=footer.time_min,
-            time_max=footer.time_max,
-            content_hash=footer.content_hash.hex(),
-            store=store,
-            object_key=self.object_key,
-            etag=self.etag,
             leader=leader,
             status=Status.COMPACTED,
             created_at=created_at,

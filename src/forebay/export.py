@@ -28,7 +28,9 @@ from forebay.format.metadata.descriptor import (
     DescriptorKind,
     SegmentDescriptor,
     Status,
+    StoredObject,
     gap_descriptor,
+    object_descriptor,
     sparse_index,
 )
 from forebay.records import Gap, Reason
@@ -252,22 +254,14 @@ class Exporter:
     def _descriptor(
         self, file: SealedFile, footer: Footer, key: str, etag: str | None, *, index_bytes: int, producers: int
     ) -> SegmentDescriptor:
-        return SegmentDescriptor(
-            kind=DescriptorKind.FRAMES,
+        stored = StoredObject.of_segment(footer, store=self.origin.store, object_key=key, etag=etag)
+        return object_descriptor(
+            DescriptorKind.FRAMES,
+            stored,
             topic_id=self.origin.topic_id,
-            segment_id=footer.content_hash.hex(),
             start=file.start,
             end=file.end,
             epoch=footer.epoch_max,
-            bytes=footer.segment_bytes,
-            records=footer.records,
-            live_records=footer.records,
-            time_min=footer.time_min,
-            time_max=footer.time_max,
-            content_hash=footer.content_hash.hex(),
-            store=self.origin.store,
-            object_key=key,
-            etag=etag,
             leader=self.origin.leader,
             status=Status.EXPORTED if self._store is not None else Status.SEALED,
             created_at=self._clock.now_ms(),

@@ -17,7 +17,13 @@ from forebay.blobs import BlobStore
 from forebay.catalog import no_gap, no_overlap
 from forebay.errors import Corrupt, Invalid
 from forebay.format.checksum import content_hash
-from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, Status
+from forebay.format.metadata.descriptor import (
+    DescriptorKind,
+    SegmentDescriptor,
+    Status,
+    StoredObject,
+    object_descriptor,
+)
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.locks import Rank, RankedLock
 
@@ -83,22 +89,24 @@ def write(
         raise Invalid(f"a manifest lists consecutive pieces of one shard: {flaw or 'these are of several topics'}")
     ref = store_value(store, prefix, CatalogManifest(tuple(descriptors)))
     filled = [piece for piece in descriptors if piece.records]
-    return SegmentDescriptor(
-        kind=DescriptorKind.MANIFEST,
-        topic_id=first.topic_id,
-        segment_id=ref.content_hash,
-        start=first.start,
-        end=last.end,
-        epoch=max(piece.epoch for piece in descriptors),
+    stored = StoredObject(
+        store=store_name,
+        object_key=ref.object_key,
+        etag=ref.etag,
         bytes=ref.bytes,
+        content_hash=ref.content_hash,
         records=sum(piece.records for piece in filled),
         live_records=sum(piece.live_records for piece in filled),
         time_min=min((piece.time_min for piece in filled), default=0),
         time_max=max((piece.time_max for piece in filled), default=0),
-        content_hash=ref.content_hash,
-        store=store_name,
-        object_key=ref.object_key,
-        etag=ref.etag,
+    )
+    return object_descriptor(
+        DescriptorKind.MANIFEST,
+        stored,
+        topic_id=first.topic_id,
+        start=first.start,
+        end=last.end,
+        epoch=max(piece.epoch for piece in descriptors),
         leader=last.leader,
         status=Status.EXPORTED,
         created_at=created_at,

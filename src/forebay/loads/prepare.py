@@ -29,6 +29,8 @@ from forebay.format.metadata.descriptor import (
     SegmentDescriptor,
     SparseEntry,
     Status,
+    StoredObject,
+    object_descriptor,
     sparse_index,
 )
 from forebay.manifests import ManifestRef, load_value, store_value
@@ -360,22 +362,24 @@ def descriptors_of(
     found: list[SegmentDescriptor] = []
     for shard in manifest.shards:
         for segment in shard.segments if shard.partition == partition else ():
-            described = SegmentDescriptor(
-                kind=DescriptorKind.FRAMES,
-                topic_id=manifest.topic_id,
-                segment_id=segment.content_hash,
-                start=start,
-                end=start + segment.records,
-                epoch=epoch,
+            stored = StoredObject(
+                store=store,
+                object_key=segment.object_key,
+                etag=segment.etag,
                 bytes=segment.bytes,
+                content_hash=segment.content_hash,
                 records=segment.records,
                 live_records=segment.records,
                 time_min=segment.time_min,
                 time_max=segment.time_max,
-                content_hash=segment.content_hash,
-                store=store,
-                object_key=segment.object_key,
-                etag=segment.etag,
+            )
+            described = object_descriptor(
+                DescriptorKind.FRAMES,
+                stored,
+                topic_id=manifest.topic_id,
+                start=start,
+                end=start + segment.records,
+                epoch=epoch,
                 leader=leader,
                 status=Status.EXPORTED,
                 created_at=created_at,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from forebay.format.control.frames import Floor, reason_of
 from forebay.format.files.segment import index_name
-from forebay.format.index.sections import FrameEntries, find_offset
+from forebay.format.index.sections import Footer, FrameEntries, find_offset
 from forebay.records import Gap
 
 DESCRIPTOR_BYTES_MAX: Final = 4096
@@ -185,6 +185,76 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     def floor(self) -> Floor:
         """The watermarks, as far as history must know them."""
         return Floor(self.earliest, self.evict_floor, reason_of(self.floor_reason) if self.floor_reason else None)
+
+
+class StoredObject(NamedTuple):
+    """An object of history as a descriptor names it: where it lies, and what it holds."""
+
+    store: str
+    object_key: str
+    etag: str | None
+    bytes: int
+    content_hash: str
+    records: int
+    live_records: int
+    time_min: int
+    time_max: int
+
+    @classmethod
+    def of_segment(cls, footer: Footer, *, store: str, object_key: str, etag: str | None) -> StoredObject:
+        """The segment that an index with this footer belongs to."""
+        return cls(
+            store=store,
+            object_key=object_key,
+            etag=etag,
+            bytes=footer.segment_bytes,
+            content_hash=footer.content_hash.hex(),
+            records=footer.records,
+            live_records=footer.records,
+            time_min=footer.time_min,
+            time_max=footer.time_max,
+        )
+
+
+def object_descriptor(
+    kind: DescriptorKind,
+    stored: StoredObject,
+    *,
+    topic_id: str,
+    start: int,
+    end: int,
+    epoch: int,
+    leader: str,
+    status: Status,
+    created_at: int,
+    header_start: int | None = None,
+    index_bytes: int = 0,
+    load_id: str | None = None,
+    producers: int = 0,
+    source_bytes: int = 0,
+    sparse: tuple[SparseEntry, ...] = (),
+    damaged: tuple[tuple[int, int], ...] = (),
+) -> SegmentDescriptor:
+    """The descriptor of a segment or manifest that was stored; it is named by its content."""
+    return SegmentDescriptor(
+        kind=kind,
+        topic_id=topic_id,
+        segment_id=stored.content_hash,
+        start=start,
+        end=end,
+        epoch=epoch,
+        leader=leader,
+        status=status,
+        created_at=created_at,
+        header_start=header_start,
+        index_bytes=index_bytes,
+        load_id=load_id,
+        producers=producers,
+        source_bytes=source_bytes,
+        sparse=sparse,
+        damaged=damaged,
+        **stored._asdict(),
+    )
 
 
 def gap_descriptor(gap: Gap, *, topic_id: str, epoch: int, created_at: int) -> SegmentDescriptor:
