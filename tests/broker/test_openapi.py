@@ -1,0 +1,66 @@
+"""The OpenAPI document and its page say what the table of routes has."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from jsonschema_rs import Draft202012Validator  # what schemathesis checks schemas with
+
+from forebay.broker.openapi import document
+from forebay.broker.routes import Route, Router
+from forebay.broker.table import ROUTES
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def _tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("http_docs", ROOT / "tools" / "http_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
+
+
+def test_the_page_is_generated_from_the_table() -> None:
+    assert (ROOT / "docs" / "http.md").read_text(encoding="utf-8") == _tool().page(), "run tools/http_docs.py"
+
+
+def test_every_route_is_documented_once_with_its_parameters() -> None:
+    found = document(ROUTES, version="1")
+    operations = [operation for methods in found["paths"].values() for operation in methods.values()]
+    assert sorted(operation["operationId"] for operation in operations) == sorted(route.name for route in ROUTES)
+    for route in ROUTES:
+        operation = found["paths"][route.path][route.method.lower()]
+        assert operation["summary"]
+        named = {parameter["name"] for parameter in operation["parameters"]}
+        assert named == {*route.labels, *(field.encode_name for field in msgspec.structs.fields(route.query))}
+        assert bool(operation.get("security")) == bool(route.scopes)
+
+
+def test_every_schema_of_the_document_is_one() -> None:
+    found = document(ROUTES, version="1")
+    schemas: dict[str, Any] = found["components"]["schemas"]
+    for name in schemas:
+        Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}})
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_the_router_finds_every_route_and_no_other(route: Route) -> None:
+    router = Router(ROUTES)
+    path = route.path.format(namespace="shop", topic="orders", group="billing").encode()
+    found = router.find(route.method, path)
+    assert not isinstance(found, frozenset)
+    assert found.route is route
+    assert isinstance(router.find("TRACE", path), frozenset)
+    assert router.find(route.method, path + b"/more/and/more/yet") == frozenset()
+
+
+def test_a_route_that_stands_twice_is_an_error() -> None:
+    with pytest.raises(ValueError, match="stands twice"):
+        Router([*ROUTES, ROUTES[0]])
