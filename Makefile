@@ -6,7 +6,7 @@ READY_BENCH := .venv/.ready-bench
 READY_SERVERS := .venv/.ready-servers
 SOURCES := $(wildcard src tests tools demo bench examples)
 
-.PHONY: help setup demo test check soak bench fmt clean
+.PHONY: help setup demo serve test check soak bench fmt clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ $(READY_SERVERS): requirements-servers.lock requirements-node.lock tests/blobs/a
 
 demo: $(READY) ## show Forebay at work, start to finish
 	@.venv/bin/python -m demo
+
+serve: $(READY) ## serve topics over HTTP, with one to look at, until Ctrl-C
+	@.venv/bin/python -m forebay.cli serve --demo
 
 test: $(READY_SERVERS) ## every check there is: lint, format, types, import contracts, docs, all tests
 	@tools/run_tests.sh all
