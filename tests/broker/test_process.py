@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -11,7 +12,9 @@ import httpx
 import pytest
 
 import forebay
-from tests.support.brokers import BrokerCommand
+from forebay.broker.serve import with_descriptors
+from forebay.settings import Settings
+from tests.support.brokers import BrokerCommand, server_settings
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +103,22 @@ def test_the_demo_has_a_topic_to_look_at(tmp_path: Path) -> None:
         records = client.get("/v1/topics/demo/greetings/records").json()["records"]
         assert [record["value"] for record in records][:2] == ["hello", "bonjour"]
         assert "Forebay HTTP API" in client.get("/docs").text
+
+
+def test_a_server_keeps_as_many_files_open_as_the_system_allows() -> None:
+    chosen = with_descriptors(server_settings())
+    assert chosen.runtime.descriptors_max > server_settings().runtime.descriptors_max
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 2 * chosen.runtime.descriptors_max
+    named = Settings.load(None, {"runtime": {"descriptors_max": 200}}, environment={})
+    assert with_descriptors(named) is named
+
+
+def test_a_directory_in_use_is_a_clear_refusal(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "data"), BrokerCommand(tmp_path / "data") as broker:
+        _, errors = broker.process.communicate(timeout=60)
+        assert broker.process.returncode == 4
+        assert "Traceback" not in errors
+        assert "in use" in errors or "another process" in errors, errors
 
 
 def test_a_port_that_is_taken_is_a_clear_refusal(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ class Router:
         allowed: set[str] = set()
         for shape, methods in self._by_length.get(len(parts), ()):
             if all(fixed is None or fixed == part for fixed, part in zip(shape, parts, strict=True)):
-                route = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
+                route = methods.get(method)
+                if method == "HEAD" and (shown := methods.get("GET")) is not None and not shown.is_stream:
+                    route = shown
                 if route is not None:
                     given = [part for fixed, part in zip(shape, parts, strict=True) if fixed is None]
                     return FoundRoute(route, dict(zip(route.labels, given, strict=True)))

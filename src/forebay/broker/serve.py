@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Final
 
+import msgspec
 import uvicorn
 import uvloop
 
@@ -29,13 +31,15 @@ from forebay.service.placement import Alone
 from forebay.service.quotas import Quotas
 from forebay.service.service import Service
 from forebay.service.tokens import TokenBook
-from forebay.settings import ServerSettings, Settings
+from forebay.settings import RuntimeSettings, ServerSettings, Settings
 
 logger = logging.getLogger(__name__)
 
 SWITCH_SECONDS: Final = 0.0005
 """How long a thread may keep the interpreter from the event loop."""
 BACKLOG: Final = 2048
+DESCRIPTORS_MAX: Final = 16_384
+"""Open log files of a server, where the system allows so many."""
 
 
 class _Server(uvicorn.Server):
@@ -52,6 +56,7 @@ def serve(path: str | PurePath, settings: Settings, *, on_bound: Callable[[str],
     `on_bound` is called with the address once it is bound, before shards are recovered. A second signal ends the
     process at once.
     """
+    settings = with_descriptors(settings)
     with bound_socket(settings.server) as bound, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.setswitchinterval(SWITCH_SECONDS)
         runner.run(_until_signal(path, settings, bound, on_bound))
@@ -127,6 +132,22 @@ class BrokerRun:
         service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens)
         self.broker.become_ready(service, recovered)
         logger.info("ready: %d shards are open, %d are degraded", recovered.opened, len(recovered.failed))
+
+
+def with_descriptors(settings: Settings) -> Settings:
+    """The settings with as many open log files as the system allows, unless they say how many.
+
+    Half of the descriptors of the process are for log files, the other half for connections and everything else.
+    """
+    if settings.runtime.descriptors_max != RuntimeSettings().descriptors_max:
+        return settings
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        # What the operator allows at most, the server may use: its clients are many.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_MAX, hard // 2)
+    runtime = msgspec.structs.replace(settings.runtime, descriptors_max=max(settings.runtime.descriptors_max, limit))
+    return msgspec.structs.replace(settings, runtime=runtime)
 
 
 @contextmanager
