@@ -78,6 +78,7 @@ def _request(route: Route) -> dict[str, Any]:
     }
     queries: dict[str, Any] = {
         "find_offset": {"at": "latest"},
+        "get_sequence": {"producer": 1},
         "delete_records": {"key": "k"},
         "fetch_offset": where,
         "watch_topics": where,

@@ -191,6 +191,21 @@ def test_a_repeated_append_of_a_producer_is_stored_once(client: httpx.Client, to
     assert error["detail"]["expected"] == 2
 
 
+@pytest.mark.parametrize("producer", [7, 2**64 - 1])
+def test_a_producer_learns_how_far_it_has_come(client: httpx.Client, producer: int) -> None:
+    topic = made(client, partitions=2)
+    where = {"producer": producer, "partition": 1}
+    assert fine(client.get(f"{topic}/sequence", params=where)) == {**where, "sequence": None}
+    append(client, topic, "a", producer=7, sequence=0, partition=1)
+    append(client, topic, "b", producer=7, sequence=5, previous=0, partition=1)
+    expected = 5 if producer == 7 else None
+    assert fine(client.get(f"{topic}/sequence", params=where)) == {**where, "sequence": expected}
+    assert fine(client.get(f"{topic}/sequence", params={"producer": 7}))["sequence"] is None
+    refused(client.get(f"{topic}/sequence"), 400, "invalid")
+    refused(client.get(f"{topic}/sequence", params={"producer": 0}), 400, "invalid")
+    refused(client.get(f"{topic}/sequence", params={"producer": 7, "partition": 2}), 400, "invalid")
+
+
 def test_an_idempotency_key_stands_for_one_append(client: httpx.Client, topic: str) -> None:
     def send(key: str, value: str) -> Any:
         headers = {"idempotency-key": key}
@@ -272,6 +287,16 @@ def test_deleted_records_are_gone(client: httpx.Client, topic: str) -> None:
     assert values_of(client, topic) == ["7", "8"]
     refused(client.delete(f"{topic}/records"), 400, "invalid")
     refused(client.delete(f"{topic}/records", params={"key": "k", "before": 1}), 400, "invalid")
+
+
+def test_limits_are_applied_on_demand(client: httpx.Client) -> None:
+    topic = made(client, cleanup="compact", compact_lag_ms=0)
+    fine(client.post(f"{topic}/records", json=[{"value": f"{number}", "key": "k"} for number in range(5)]))
+    fine(client.post(f"{topic}/rotate"))
+    removed = fine(client.post(f"{topic}/retain"))
+    assert (removed["evicted"], removed["compacted"]) == (0, 4)
+    assert values_of(client, topic) == ["4"]
+    assert fine(client.post(f"{topic}/retain"))["compacted"] == 0
 
 
 def test_watermarks_of_all_partitions(client: httpx.Client) -> None:

@@ -17,9 +17,11 @@ from forebay.wire.messages import (
     CopiedItem,
     Copying,
     Exporting,
+    LastSequence,
     OffsetFound,
     OffsetsItem,
     OffsetsPage,
+    RetainedItem,
     Sealing,
     TopicItem,
     TopicList,
@@ -54,6 +56,13 @@ class PositionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A place in a partition."""
 
     at: Annotated[str, Meta(description="`earliest`, `latest`, an offset, or a time.")]
+    partition: Annotated[int, Meta(ge=0)] = 0
+
+
+class SequenceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An idempotent producer in a partition."""
+
+    producer: Annotated[int, Meta(ge=1)]
     partition: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -138,6 +147,12 @@ async def rotate_topic(broker: Broker, request: Request) -> HttpAnswer:
     return HttpAnswer(204)
 
 
+async def retain_topic(broker: Broker, request: Request) -> HttpAnswer:
+    """Apply the limits of a topic and the retention of its files now."""
+    removed = await broker.service.retain_topic(request.principal, request.topic)
+    return HttpAnswer.of(RetainedItem(**removed._asdict()))
+
+
 async def get_offsets(broker: Broker, request: Request) -> HttpAnswer:
     """The watermarks of the partitions of a topic."""
     partition = request.query(PartitionQuery).partition
@@ -150,6 +165,13 @@ async def find_offset(broker: Broker, request: Request) -> HttpAnswer:
     query = request.query(PositionQuery)
     found = await broker.service.resolve(request.principal, request.topic, query.partition, parse_start(query.at))
     return HttpAnswer.of(OffsetFound(partition=query.partition, offset=found))
+
+
+async def get_sequence(broker: Broker, request: Request) -> HttpAnswer:
+    """How far an idempotent producer has come: it goes on with the next sequence."""
+    query = request.query(SequenceQuery)
+    found = await broker.service.last_sequence(request.principal, request.topic, query.producer, query.partition)
+    return HttpAnswer.of(LastSequence(partition=query.partition, producer=query.producer, sequence=found))
 
 
 ROUTES = (
@@ -206,6 +228,11 @@ ROUTES = (
         is_audited=True,
     ),
     Route(
+        method="POST", path=f"{TOPIC}/retain", name="retain_topic", summary="Apply limits and retention now",
+        handler=retain_topic, scopes=(AccessScope.ADMIN,), answer=RetainedItem, tag="topics", statuses=(404,),
+        is_audited=True,
+    ),
+    Route(
         method="GET", path=f"{TOPIC}/offsets", name="get_offsets", summary="The watermarks of the partitions",
         handler=get_offsets, scopes=(AccessScope.READ,), query=PartitionQuery, answer=OffsetsPage, tag="topics",
         statuses=(404,),
@@ -214,6 +241,11 @@ ROUTES = (
         method="GET", path=f"{TOPIC}/offset", name="find_offset", summary="The offset of a time or an end",
         handler=find_offset, scopes=(AccessScope.READ,), query=PositionQuery, answer=OffsetFound, tag="topics",
         statuses=(404,),
+    ),
+    Route(
+        method="GET", path=f"{TOPIC}/sequence", name="get_sequence", summary="The last sequence of a producer",
+        handler=get_sequence, scopes=(AccessScope.WRITE,), query=SequenceQuery, answer=LastSequence, tag="topics",
+        statuses=(404, 421),
     ),
 )  # fmt: skip
 """Of topics."""

@@ -22,7 +22,7 @@ from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, chec
 from forebay.service.quotas import Quotas
 from forebay.service.tokens import TokenBook
 from forebay.shard import RecoveryDecision, ShardRef
-from forebay.storage import BatchAck
+from forebay.storage import BatchAck, Retained
 from forebay.storage.copying import Copied
 from forebay.storage.status import LogStatus, TopicStatus
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
@@ -262,6 +262,11 @@ class Service:
         check_may(who, AccessScope.ADMIN, name)
         await (await self._topics.get(name)).rotate()
 
+    async def retain_topic(self, who: Principal, name: TopicName) -> Retained:
+        """Apply caps, times to live, key compaction and local retention now; what that removed."""
+        check_may(who, AccessScope.ADMIN, name)
+        return await self._log.run_retention(name)
+
     async def topic_status(self, who: Principal, name: TopicName) -> TopicStatus:
         """How the topic fares in this process."""
         self._check_any(who, name)
@@ -320,6 +325,13 @@ class Service:
         if position.kind == "time":
             return await topic.offset_at_time(position.value, partition)
         return await topic.resolve(position, partition)
+
+    async def last_sequence(self, who: Principal, name: TopicName, producer: int, partition: int) -> int | None:
+        """The newest acknowledged sequence of an idempotent producer; `None` if none is remembered."""
+        check_may(who, AccessScope.WRITE, name)
+        topic = await self._topics.get(name)
+        self._check_placed(topic, partition)
+        return await topic.last_sequence(producer, partition)
 
     # Groups
 

@@ -137,6 +137,14 @@ class OffsetFound(msgspec.Struct, frozen=True, kw_only=True):
     offset: int | None
 
 
+class LastSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest acknowledged sequence of an idempotent producer in a partition; `null` if none is remembered."""
+
+    partition: int
+    producer: int
+    sequence: int | None
+
+
 class Deleted(msgspec.Struct, frozen=True):
     """How many records a request has ended."""
 
@@ -174,6 +182,17 @@ class CopiedItem(msgspec.Struct, frozen=True):
     """Records in the target."""
     gaps: list[GapItem]
     """What the source has lost or evicted: there is nothing to copy."""
+
+
+class RetainedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run of retention removed from the partitions of a topic."""
+
+    evicted: int
+    """Records that caps and times to live ended."""
+    compacted: int
+    """Records that a newer one of their key superseded."""
+    files: int
+    """Local files whose records history has, or that hold none any more."""
 
 
 class GroupPage(msgspec.Struct, frozen=True):
