@@ -399,11 +399,17 @@ class AsyncTopic:
 
     async def batch_page(self, partition: int, offset: int, *, records_max: int, bytes_max: int) -> tuple[Page, Reach]:
         """See `Topic.batch_page`. What is in memory is read in the event loop, the rest by a worker."""
-        found = self._topic.batch_page_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
+        found = self.batch_page_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
         if found is None:
             read = partial(self._topic.batch_page, partition, offset, records_max=records_max, bytes_max=bytes_max)
             found = await self._run(read)
         return found
+
+    def batch_page_cached(
+        self, partition: int, offset: int, *, records_max: int, bytes_max: int
+    ) -> tuple[Page, Reach] | None:
+        """See `Topic.batch_page_cached`."""
+        return self._topic.batch_page_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
 
     def read_arrow(
         self,
