@@ -50,6 +50,10 @@ class Sizes:
     looked_up: int = 10_000_000
     lookups: int = 200
     spark_records: int = 10_000_000
+    http_connections: tuple[int, int, int] = (1, 16, 256)
+    http_seconds: float = 0.1
+    http_records: int = 200_000
+    http_events: int = 200
     rounds: int = 5
 
 
@@ -85,6 +89,10 @@ TOY = Sizes(
     looked_up=4_000,
     lookups=5,
     spark_records=5_000,
+    http_connections=(1, 2, 4),
+    http_seconds=0.01,
+    http_records=20_000,
+    http_events=5,
     rounds=1,
 )
 

@@ -11,6 +11,7 @@ from bench.cases import (
     engines,
     export,
     history,
+    http,
     latency,
     lookup,
     many,
@@ -42,4 +43,5 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "lookup": lookup.run,
     "spark": spark.run,
     "watch": watch.run,
+    "http": http.run,
 }
