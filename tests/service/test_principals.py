@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.errors import Forbidden, Invalid
-from forebay.service.principals import AccessScope, Principal, check_may, listed, may, parse_prefix
+from forebay.service.principals import AccessScope, Principal, check_may, listed, listed_ranges, may, parse_prefix
 from forebay.topics import TopicName
 
 READ, WRITE, DELETE, ADMIN = AccessScope
@@ -92,3 +92,22 @@ def test_a_scope_is_parsed_by_its_name() -> None:
     assert [AccessScope.parse(text) for text in ("read", "write", "delete", "admin")] == list(AccessScope)
     with pytest.raises(Invalid, match="scope is 'root'; use one of read, write, delete, admin"):
         AccessScope.parse("root")
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "asked", "ranges"),
+    [
+        (["*", "shop/"], "sh", ["sh*"]),
+        (["shop/", "audit/"], "", ["audit/*", "shop/*"]),
+        (["shop/", "shop/orders"], "", ["shop/*"]),
+        (["shop/", "shop2/"], "shop/o", ["shop/o*"]),
+        (["shop/orders", "shop/order"], "shop/ord", ["shop/order", "shop/orders"]),
+        (["shop/orders"], "shop/orders2", []),
+        (["shop/"], "other", []),
+        ([], "", []),
+    ],
+)
+def test_the_topics_of_a_caller_lie_in_a_few_ranges(prefixes: list[str], asked: str, ranges: list[str]) -> None:
+    found = listed_ranges(principal(*prefixes), asked)
+
+    assert [f"{each.prefix}{'' if each.is_one else '*'}" for each in found] == ranges

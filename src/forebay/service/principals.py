@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.errors import Forbidden, Invalid
 from forebay.topics import TopicName
@@ -85,6 +85,35 @@ def check_may(principal: Principal, scope: AccessScope, topic: TopicName | None)
 def listed(principal: Principal, topics: Iterable[TopicName]) -> list[TopicName]:
     """Those of the topics that the caller may know of: the ones on which it has any scope."""
     return [topic for topic in topics if _is_covered(principal, topic)]
+
+
+class NameRange(NamedTuple):
+    """Topics that lie side by side in the order of names."""
+
+    prefix: str
+    is_one: bool
+    """Whether it is the topic of exactly this name, and not all that begin so."""
+
+    def ends_before(self, name: str) -> bool:
+        """Whether none of its topics comes after this name."""
+        return self.prefix <= name and (self.is_one or not name.startswith(self.prefix))
+
+
+def listed_ranges(principal: Principal, prefix: str) -> list[NameRange]:
+    """Where the topics stand that the caller may know of and whose names begin with `prefix`: apart, and in order.
+
+    A list of them reads these ranges alone, however many topics of others there are.
+    """
+    if EVERY_TOPIC in principal.prefixes:
+        return [NameRange(prefix, is_one=False)]
+    found = []
+    for covered in sorted(principal.prefixes):
+        if covered.endswith("/"):
+            if covered.startswith(prefix) or prefix.startswith(covered):
+                found.append(NameRange(max(covered, prefix, key=len), is_one=False))
+        elif covered.startswith(prefix) and f"{covered.partition('/')[0]}/" not in principal.prefixes:
+            found.append(NameRange(covered, is_one=True))
+    return found
 
 
 def _is_covered(principal: Principal, topic: TopicName | None) -> bool:

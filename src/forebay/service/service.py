@@ -18,7 +18,7 @@ from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
 from forebay.records import CommitAck, GroupOffset, OffsetRange, Offsets, Position
 from forebay.service.placement import Nowhere, Placement, There
-from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, may
+from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, listed_ranges, may
 from forebay.service.quotas import Quotas
 from forebay.service.tokens import TokenBook
 from forebay.shard import RecoveryDecision, ShardRef
@@ -206,17 +206,18 @@ class Service:
     ) -> tuple[list[TopicSpec], TopicName | None]:
         """A page of the definitions that the caller may know of, and the name to go on after, if there are more."""
         found: list[TopicSpec] = []
-        while True:
-            page = await self._log.topics(prefix, after=after, limit=limit)
-            visible = set(listed(who, (spec.name for spec in page)))
-            for spec in page:
-                after = spec.name
-                if spec.name in visible:
-                    found.append(spec)
-                if len(found) == limit:
-                    return found, after
-            if len(page) < limit:
-                return found, None
+        for covered in listed_ranges(who, prefix):
+            if after is not None and covered.ends_before(str(after)):
+                continue
+            if covered.is_one:
+                # In the order of names a topic stands before all others that begin as it does.
+                first = await self._log.topics(covered.prefix, limit=1)
+                found += [spec for spec in first if str(spec.name) == covered.prefix]
+            else:
+                found += await self._log.topics(covered.prefix, after=after, limit=limit - len(found))
+            if len(found) == limit:
+                return found, found[-1].name
+        return found, None
 
     async def alter_topic(
         self, who: Principal, name: TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]
