@@ -29,7 +29,7 @@ from forebay.engines.rocksdb.layout import (
     decode_time,
     offset_in,
 )
-from forebay.engines.rocksdb.rows import Shelf, index_keys
+from forebay.engines.rocksdb.rows import ShardRows, index_keys
 from forebay.engines.rocksdb.times import LEVELS, Block, Edges, Place
 from forebay.errors import Corrupt
 
@@ -239,12 +239,12 @@ class ShardAudit:
 
     def _detail(self, stretches: list[int]) -> None:
         """Which records an index does not know, and what it knows that is not there."""
-        shelf = Shelf(self._keys, 0, None)
+        rows = ShardRows(self._keys, 0, None)
         expected: set[bytes] = set()
         with self._database.view() as view:
             for stretch in stretches:
                 start, stop = stretch << STRETCH_BITS, (stretch + 1) << STRETCH_BITS
-                for entry in shelf.entries(view, start, stop):
+                for entry in rows.entries(view, start, stop):
                     if entry.kind is EntryKind.LIVE:
                         batch = entry.batch(self._keys.salt_crc).slice(start, stop)
                         expected.update(index_keys(self._keys, batch))

@@ -14,7 +14,7 @@ from forebay.disk import Disk
 from forebay.engines.registry import ShardedEngine
 from forebay.engines.rocksdb.database import RocksDatabase, check_installed
 from forebay.engines.rocksdb.layout import Bounds, Keys, ShardCounters
-from forebay.engines.rocksdb.rows import Shelf, Stance, stored_window
+from forebay.engines.rocksdb.rows import RowsState, ShardRows, stored_window
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.engines.rocksdb.times import edges_at
 from forebay.errors import Conflict, ForebayError
@@ -178,28 +178,28 @@ class RocksEngine(ShardedEngine[RocksShard]):
         counters: ShardCounters,
         identity: str,
     ) -> RocksShard:
-        shelf = Shelf(keys, epoch, parse_compression(ref.spec.compression))
+        rows = ShardRows(keys, epoch, parse_compression(ref.spec.compression))
         with self._database.view() as view:
-            edges = edges_at(view, keys, counters.next, lambda start, stop: shelf.newest_time(view, start, stop))
+            edges = edges_at(view, keys, counters.next, lambda start, stop: rows.newest_time(view, start, stop))
             window = stored_window(view, keys, self._settings.wal)
-        stance = Stance(counters, edges)
+        state = RowsState(counters, edges)
         if decision.gap is not None:
             batch = self._database.batch()
-            stance = shelf.skip(batch, stance, decision.gap)
-            batch.put(keys.counters, stance.counters.encode())
+            state = rows.skip(batch, state, decision.gap)
+            batch.put(keys.counters, state.counters.encode())
             self._database.write(batch, sync=True)
         return RocksShard(
             ref,
             self._settings.wal,
             self._settings.retention,
             database=self._database,
-            shelf=shelf,
+            rows=rows,
             clock=self._clock,
             decision=decision,
             epoch=epoch,
             bounds=bounds,
             identity=identity,
-            stance=stance,
+            state=state,
             window=window,
             on_dirty=self.worker.wake,
             queues=self._queues,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from forebay.engines.rocksdb.database import RocksDatabase, View
 from forebay.engines.rocksdb.layout import EntryKind, ShardCounters, StoredEntry
-from forebay.engines.rocksdb.rows import Shelf
+from forebay.engines.rocksdb.rows import ShardRows
 from forebay.errors import Corrupt
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page, joined, tombstone
@@ -21,10 +21,10 @@ FOUND_AT_ONCE = 256
 class Pages:
     """The pages of one shard."""
 
-    def __init__(self, name: str, database: RocksDatabase, shelf: Shelf) -> None:
+    def __init__(self, name: str, database: RocksDatabase, rows: ShardRows) -> None:
         self._name = name
         self._database = database
-        self._shelf = shelf
+        self._rows = rows
 
     def read(self, counters: ShardCounters, offset: int, bytes_max: int) -> Page | None:
         """Everything from `offset` on, which is below `next`; `None` if the floor has moved since `counters`."""
@@ -33,7 +33,7 @@ class Pages:
             page.add_gap(gap)
         page.add_gap(Gap(offset, counters.earliest, Reason.DELETED))
         with self._database.view() as view:
-            if not self._gather(page, self._shelf.entries(view, page.next, counters.next)):
+            if not self._gather(page, self._rows.entries(view, page.next, counters.next)):
                 return None
         if page.next == offset:
             return None
@@ -48,7 +48,7 @@ class Pages:
             if step >= STEPS_MAX or (not page.is_empty and len(entry.value) > page.left):
                 return True
             if entry.kind is EntryKind.LIVE:
-                page.add(entry.batch(self._shelf.keys.salt_crc), len(entry.value))
+                page.add(entry.batch(self._rows.keys.salt_crc), len(entry.value))
             else:
                 reason = Reason.DELETED if entry.kind is EntryKind.DELETED else Reason(entry.reason)
                 page.add_gap(Gap(entry.base, entry.end, reason))
@@ -58,7 +58,7 @@ class Pages:
         """The last record that an index names, if it is at or above `start`."""
         events = tombstone(start, counters.evict_floor, counters.reason)
         with self._database.view() as view:
-            offsets = [offset for offset in self._shelf.newest(view, prefix, counters.next) if offset >= start]
+            offsets = [offset for offset in self._rows.newest(view, prefix, counters.next) if offset >= start]
             return Page(list(self._records(view, offsets)), events, max(start, counters.next))
 
     def found(self, counters: ShardCounters, prefix: bytes, start: int, records_max: int, bytes_max: int) -> Page:
@@ -68,7 +68,7 @@ class Pages:
         at = start
         with self._database.view() as view:
             while at < counters.next:
-                offsets = self._shelf.found(view, prefix, at, counters.next, FOUND_AT_ONCE)
+                offsets = self._rows.found(view, prefix, at, counters.next, FOUND_AT_ONCE)
                 for batch in self._records(view, offsets):
                     size = int(batch.sizes().sum())
                     if batches and (len(batches) == records_max or size > bytes_max):
@@ -85,8 +85,8 @@ class Pages:
         held: Batch | None = None
         for offset in offsets:
             if held is None or not held.base <= offset < held.end:
-                entry = self._shelf.entry_at(view, offset)
+                entry = self._rows.entry_at(view, offset)
                 if entry is None or entry.kind is not EntryKind.LIVE:
                     raise Corrupt(f"{self._name}: an index names offset {offset}, which is not there: restore a backup")
-                held = entry.batch(self._shelf.keys.salt_crc)
+                held = entry.batch(self._rows.keys.salt_crc)
             yield held.slice(offset, offset + 1)

@@ -44,15 +44,15 @@ ENTRY_BYTES = 32 * 1024
 SEQUENCE_MAX = 2**64 - 1
 
 
-class Stance(NamedTuple):
-    """The counters of a shard, for readers: replaced as a whole."""
+class RowsState(NamedTuple):
+    """What readers of a shard go by: its counters, and the edges of its times. Replaced as a whole."""
 
     counters: ShardCounters = ShardCounters()
     edges: Edges = Edges()
 
 
-class Shelf:
-    """The entries of one shard."""
+class ShardRows:
+    """Reads and writes the entries of one shard, with their indexes."""
 
     def __init__(self, keys: Keys, epoch: int, zstd_level: int | None) -> None:
         self.keys = keys
@@ -61,9 +61,9 @@ class Shelf:
 
     # Writing
 
-    def add(self, changes: Changes, stance: Stance, batch: Batch, columns: ColumnBytes) -> Stance:
+    def add(self, changes: Changes, state: RowsState, batch: Batch, columns: ColumnBytes) -> RowsState:
         """Write the next records, which came as `columns`, with their indexes; where the shard stands then."""
-        counters = stance.counters
+        counters = state.counters
         sizes = batch.sizes()
         size = int(sizes.sum())
         before = counters.total
@@ -76,18 +76,18 @@ class Shelf:
                 self._put_live(changes, piece, before + int(sizes[:start].sum()))
         for key in index_keys(self.keys, batch):
             changes.put(key, b"")
-        edges, full = stance.edges.extended(batch.base, batch.timestamps())
+        edges, full = state.edges.extended(batch.base, batch.timestamps())
         put_blocks(changes, self.keys, full)
         moved = counters._replace(next=batch.end, live=counters.live + batch.count, total=before + size)
-        return Stance(moved, edges)
+        return RowsState(moved, edges)
 
-    def skip(self, changes: Changes, stance: Stance, gap: Gap) -> Stance:
+    def skip(self, changes: Changes, state: RowsState, gap: Gap) -> RowsState:
         """Write a range that has no records, behind all there are; where the shard stands then."""
-        counters = stance.counters
+        counters = state.counters
         changes.put(self.keys.entry(gap.start), encode_gap(gap.stop, gap.reason, before=counters.total))
-        edges, full = stance.edges.skipped(gap.start, gap.stop)
+        edges, full = state.edges.skipped(gap.start, gap.stop)
         put_blocks(changes, self.keys, full)
-        return Stance(counters._replace(next=gap.stop), edges)
+        return RowsState(counters._replace(next=gap.stop), edges)
 
     def take_out(self, changes: Changes, entry: StoredEntry, gone: Collection[int]) -> dict[int, int]:
         """Delete these records of a live entry, with their indexes; their times by offset.
@@ -186,10 +186,10 @@ class Shelf:
             found = max(found, int(times.max()) if len(times) else NO_TIME)
         return found
 
-    def first_at_time(self, view: View, stance: Stance, timestamp: int) -> int | None:
+    def first_at_time(self, view: View, state: RowsState, timestamp: int) -> int | None:
         """The first live record at or after the time."""
-        earliest, head = stance.counters.earliest, stance.counters.next
-        for number in candidates(view, self.keys, stance.edges, timestamp=timestamp, start=earliest, head=head):
+        earliest, head = state.counters.earliest, state.counters.next
+        for number in candidates(view, self.keys, state.edges, timestamp=timestamp, start=earliest, head=head):
             start, stop = max(number << 6, earliest), min((number + 1) << 6, head)
             for entry in self.entries(view, start, stop):
                 if entry.kind is EntryKind.LIVE:

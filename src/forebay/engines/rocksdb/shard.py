@@ -1,7 +1,7 @@
 """One shard in the database. Appends that wait are written together, in one batch; readers take no lock.
 
 Locks, outer first: `_changing` (one delete or eviction at a time), that of the group commit (one writer), the queue's
-own. Readers go by the stance, which moves only after the records it counts may be shown. A write that fails half way
+own. Readers go by the state, which moves only after the records it counts may be shown. A write that fails half way
 ends appends for good: only the next opening of the shard finds out what is there.
 """
 
@@ -24,7 +24,7 @@ from forebay.engines.rocksdb.database import RocksDatabase
 from forebay.engines.rocksdb.layout import Bounds, ShardCounters
 from forebay.engines.rocksdb.reads import Pages
 from forebay.engines.rocksdb.removal import Making, Removal
-from forebay.engines.rocksdb.rows import Shelf, Stance, put_runs
+from forebay.engines.rocksdb.rows import RowsState, ShardRows, put_runs
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Corrupt, ForebayError, Full, Indeterminate, Unavailable
 from forebay.format.columns.rows import ColumnBytes, Row
@@ -54,13 +54,13 @@ class RocksShard:
         retention: RetentionSettings,
         *,
         database: RocksDatabase,
-        shelf: Shelf,
+        rows: ShardRows,
         clock: Clock,
         decision: RecoveryDecision,
         epoch: int,
         bounds: Bounds,
         identity: str,
-        stance: Stance,
+        state: RowsState,
         window: ProducerWindow,
         on_dirty: Callable[[], None],
         queues: QueueBudget,
@@ -72,12 +72,12 @@ class RocksShard:
         self._syncs_before_ack = self.durability.policy.syncs_before_ack
         self.wakers: set[Callable[[], None]] = set()
         self.counts = ShardCounts()
-        self.stance = stance
-        self.durable = stance.counters.next if bounds.clean or self._syncs_before_ack else 0
+        self._state = state
+        self.durable = state.counters.next if bounds.clean or self._syncs_before_ack else 0
         """Everything below is synced."""
         self._settings = settings
         self._database = database
-        self._shelf = shelf
+        self._rows = rows
         self._clock = clock
         self._bounds = bounds
         self._identity = identity
@@ -89,13 +89,13 @@ class RocksShard:
         self._closed: str | None = None
         self._changing = RankedRLock(Rank.LIMITS, "rocksdb.deletes")
         self._capping = RankedRLock(Rank.DELETES, "rocksdb.caps")
-        self._admitted = stance.counters.total  # what all records count for, with those that wait
+        self._admitted = state.counters.total  # what all records count for, with those that wait
         self._published = RankedCondition(Rank.LEAF, "rocksdb.published")
-        self._pages = Pages(str(ref), database, shelf)
-        self._removal = Removal(database, shelf, self._change)
+        self._pages = Pages(str(ref), database, rows)
+        self._removal = Removal(database, rows, self._change)
         self.failure: str | None = None
         self._in_doubt = False  # some of the batch at hand may be written already
-        self._queue = AppendQueue(stance.counters.next, window, settings, queues)
+        self._queue = AppendQueue(state.counters.next, window, settings, queues)
         self._group = GroupCommit(str(ref), self._queue, self._commit_taken)
 
     # Appending
@@ -126,7 +126,7 @@ class RocksShard:
         """Queue an append to a topic that refuses new records at its caps; a repeat needs no room."""
         # To recognise a repeat it writes what waits: callbacks of that run when the lock is given back.
         with deferred(), self._capping:
-            counters, queue = self.stance.counters, self._queue
+            counters, queue = self._state.counters, self._queue
             if queue.next == counters.next:
                 self._admitted = counters.total
             try:
@@ -197,7 +197,7 @@ class RocksShard:
 
     def _fail(self, error: BaseException) -> None:
         """A write ended in an exception: answer every waiter, and trust nothing if something may be written."""
-        queue, head = self._queue, self.stance.counters.next
+        queue, head = self._queue, self._state.counters.next
         if queue.taken and queue.taken[-1].end <= head:
             # Published already: a later failure did not fail these appends.
             queue.acknowledge()
@@ -224,38 +224,36 @@ class RocksShard:
         now = self._clock.monotonic()
         if now >= self._space.due:
             self._space.check(now)
-        appended_at, keys = self._clock.now_ms(), self._shelf.keys
-        batch, stance, size = self._database.batch(), self.stance, 0
+        appended_at, keys = self._clock.now_ms(), self._rows.keys
+        batch, state, size = self._database.batch(), self._state, 0
         for frame in frames:
             columns = frame.encode()
             found = batch_of(columns, base=frame.base, epoch=self.epoch, appended_at=appended_at)
-            stance = self._shelf.add(batch, stance, found, columns)
+            state = self._rows.add(batch, state, found, columns)
             size += columns.size
         put_runs(batch, keys, frames, self._window)
         bounds = self._bounds
-        if bounds.epoch != self.epoch or bounds.clean or stance.counters.next > bounds.reserved_end:
-            bounds = Bounds(
-                self.epoch, False, stance.counters.next + self._settings.reserve_records_min, self._identity
-            )
+        if bounds.epoch != self.epoch or bounds.clean or state.counters.next > bounds.reserved_end:
+            bounds = Bounds(self.epoch, False, state.counters.next + self._settings.reserve_records_min, self._identity)
             batch.put(keys.bounds, bounds.encode())
-        batch.put(keys.counters, stance.counters.encode())
+        batch.put(keys.counters, state.counters.encode())
         # A reservation must not outlive a power loss less than the records it was made for.
         sync = self._syncs_before_ack or bounds is not self._bounds
         self._in_doubt = True
         self._database.write(batch, sync=sync)
         self._bounds = bounds
-        counts, head = self.counts, self.stance.counters.next
-        self._publish(stance, synced=sync)
+        counts, head = self.counts, self._state.counters.next
+        self._publish(state, synced=sync)
         counts.commits += 1
-        counts.records += stance.counters.next - head
+        counts.records += state.counters.next - head
         counts.bytes_written += size
         counts.append_seconds.observe(self._clock.monotonic() - now)
 
-    def _publish(self, stance: Stance, *, synced: bool) -> None:
+    def _publish(self, state: RowsState, *, synced: bool) -> None:
         with self._published:
-            self.stance = stance
+            self._state = state
             if synced:
-                self.durable = stance.counters.next
+                self.durable = state.counters.next
             self._published.notify_all()
         if not synced:
             self._on_dirty()
@@ -271,14 +269,14 @@ class RocksShard:
             self._in_doubt = False
             batch = self._database.batch()
             try:
-                stance = make(batch, self.stance)
-                if stance is None:
+                state = make(batch, self._state)
+                if state is None:
                     return
-                batch.put(self._shelf.keys.counters, stance.counters.encode())
+                batch.put(self._rows.keys.counters, state.counters.encode())
                 self._in_doubt = True
                 sync = self._syncs_before_ack
                 self._database.write(batch, sync=sync)
-                self._publish(stance, synced=sync)
+                self._publish(state, synced=sync)
             except BaseException as error:
                 if self._in_doubt:
                     self._fail(error)
@@ -291,7 +289,7 @@ class RocksShard:
         """See `OwnedShard`."""
         while True:
             self._check_open()
-            counters = self.stance.counters
+            counters = self._state.counters
             if offset >= counters.next:
                 return Page([], [], offset)
             page = self._pages.read(counters, offset, bytes_max)
@@ -299,7 +297,7 @@ class RocksShard:
                 return page
             with self._group.lock:
                 # A thread that moved the floor while we read has recorded it by now.
-                if self.stance.counters.earliest == counters.earliest:
+                if self._state.counters.earliest == counters.earliest:
                     raise Corrupt(f"{self.ref}: an entry behind {offset} is not in the database: restore a backup")
 
     def read_by_key(
@@ -313,7 +311,7 @@ class RocksShard:
     ) -> Page:
         """See `OwnedShard`."""
         self._check_open()
-        prefix, counters = self._shelf.keys.of_key(key), self.stance.counters
+        prefix, counters = self._rows.keys.of_key(key), self._state.counters
         if history:
             return self._pages.found(counters, prefix, start, records_max, bytes_max)
         return self._pages.newest(counters, prefix, start)
@@ -323,54 +321,54 @@ class RocksShard:
     ) -> Page:
         """See `OwnedShard`."""
         self._check_open()
-        return self._pages.found(self.stance.counters, self._shelf.keys.of_tag(tag), start, records_max, bytes_max)
+        return self._pages.found(self._state.counters, self._rows.keys.of_tag(tag), start, records_max, bytes_max)
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """See `OwnedShard`."""
         self._check_open()
-        stance = self.stance
+        state = self._state
         with self._database.view() as view:
-            return self._shelf.first_at_time(view, stance, timestamp)
+            return self._rows.first_at_time(view, state, timestamp)
 
     def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
         """See `ReadShard`: memory knows where the records end, and no record."""
-        is_end = self._closed is None and offset >= self.stance.counters.next
+        is_end = self._closed is None and offset >= self._state.counters.next
         return Page([], [], offset) if is_end else None
 
     def ended(self) -> object:
         """See `ReadShard`."""
-        counters = self.stance.counters
+        counters = self._state.counters
         return counters.earliest, counters.next - counters.live
 
     def reach(self) -> Reach:
         """See `ReadShard`."""
-        counters = self.stance.counters
+        counters = self._state.counters
         return Reach(counters.earliest, counters.evict_floor, counters.next)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OwnedShard`."""
         with self._published:
-            self._published.wait_for(lambda: self.stance.counters.next > offset or self._closed, timeout)
-            return self.stance.counters.next > offset
+            self._published.wait_for(lambda: self._state.counters.next > offset or self._closed, timeout)
+            return self._state.counters.next > offset
 
     def offsets(self) -> Offsets:
         """See `OwnedShard`."""
-        counters = self.stance.counters
+        counters = self._state.counters
         return Offsets(counters.earliest, counters.evict_floor, self.durable, 0, self._queue.next)
 
     def published(self) -> int:
         """See `OwnedShard`."""
-        return self.stance.counters.next
+        return self._state.counters.next
 
     # Deleting
 
     def delete(self, what: Deletion) -> int:
         """See `OwnedShard`."""
         # Before the lock: a delete that waits for another reaches nothing that is appended meanwhile.
-        head = self.stance.counters.next
+        head = self._state.counters.next
         with deferred(), self._changing:
             self._check_writable()
-            earliest, keys = self.stance.counters.earliest, self._shelf.keys
+            earliest, keys = self._state.counters.earliest, self._rows.keys
             if isinstance(what, DeleteBefore):
                 target = min(what.offset, head)
                 return self._removal.drop_below(target) if target > earliest else 0
@@ -384,10 +382,10 @@ class RocksShard:
         """See `OwnedShard`."""
         with deferred(), self._changing:
             self._check_writable()
-            stance = self.stance
-            counters = stance.counters
+            state = self._state
+            counters = state.counters
             with self._database.view() as view:
-                stretches = partial(self._shelf.stretches, view, counters)
+                stretches = partial(self._rows.stretches, view, counters)
                 floor, evicted = plan(self._limits, _holding(counters), stretches, now_ms)
             if evicted.reason is not None:
                 self._removal.drop_below(floor, evicted.reason)
@@ -395,7 +393,7 @@ class RocksShard:
 
     def holding(self) -> Holding:
         """See `OwnedShard`."""
-        return _holding(self.stance.counters)
+        return _holding(self._state.counters)
 
     def adopt(self, spec: TopicSpec) -> None:
         """See `OwnedShard`."""
@@ -408,7 +406,7 @@ class RocksShard:
         """See `OwnedShard`."""
         self.commit()
         self._check_writable()
-        head = self.stance.counters.next
+        head = self._state.counters.next
         self._database.sync()
         self.synced_to(head)
 
@@ -437,7 +435,7 @@ class RocksShard:
             self._closed = reason
             if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
                 batch = self._database.batch()
-                batch.put(self._shelf.keys.bounds, self._bounds._replace(clean=True).encode())
+                batch.put(self._rows.keys.bounds, self._bounds._replace(clean=True).encode())
                 self._database.write(batch, sync=True)
         with self._published:
             self._published.notify_all()
