@@ -23,7 +23,7 @@ hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=5_000)
 hypothesis.settings.load_profile("soak" if SOAK else "normal")
 
-# Settings that somebody uses otherwise are not those of a test, which could write into a store of theirs.
+# Settings that another caller uses otherwise are not those of a test, which could write into a store of theirs.
 for _name in [name for name in os.environ if name.startswith("FOREBAY_") and "__" in name]:
     del os.environ[_name]
 

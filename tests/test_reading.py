@@ -50,7 +50,7 @@ def test_a_page_of_deleted_records_alone_leads_on_to_what_follows() -> None:
     assert [found.base for found in cursor.pull()] == [100]
 
 
-def test_evicted_ranges_are_told_and_stop_the_records_before_them() -> None:
+def test_evicted_ranges_are_reported_and_stop_the_records_before_them() -> None:
     gaps: list[Gap] = []
     page = Page([batch(0), batch(9)], [Gap(1, 9, Reason.CAP)], 10)
     pages = Scripted(page, Page([batch(9)], [Gap(1, 9, Reason.CAP)], 10))
@@ -86,7 +86,7 @@ class Anywhere:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_page_that_does_not_go_on_exactly_is_an_error_and_moves_nobody(name: str) -> None:
+def test_a_page_that_does_not_go_on_exactly_is_an_error_and_moves_no_caller(name: str) -> None:
     start, page = WRONG[name]
     gaps: list[Gap] = []
     cursor = Cursor(Anywhere(page), start, name="t", partition=0, on_gap=lambda _, gap: gaps.append(gap))

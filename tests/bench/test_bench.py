@@ -59,7 +59,7 @@ def test_an_aim_against_a_missing_peer_is_open_unless_it_is_missed_anyway() -> N
     assert "missing" in report.table([missing])
 
 
-def test_records_that_differ_or_are_too_many_are_told() -> None:
+def test_records_that_differ_or_are_too_many_are_reported() -> None:
     expected = payload.values(20)
 
     payload.check("store", expected, iter(expected))

@@ -1,4 +1,4 @@
-"""The stores that look-ups are compared on: all find the same, and one that does not is told."""
+"""The stores that look-ups are compared on: all find the same, and one that does not is reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_store_finds_what_was_written_and_not_what_was_deleted(name: str, 
 
 
 @pytest.mark.parametrize("ability", ["at", "newest", "tagged", "at_time", "delete"])
-def test_an_answer_that_is_wrong_is_told(ability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_wrong_is_reported(ability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(filled(indexed.Sqlite(tmp_path))) as store:
         monkeypatch.setattr(store, ability, lambda asked: None)
 
@@ -65,7 +65,7 @@ def test_an_answer_that_is_wrong_is_told(ability: str, tmp_path: Path, monkeypat
             engines._looked_up("sqlite", store, STREAM, TOY.lookups)
 
 
-def test_deletes_that_leave_the_records_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletes_that_leave_the_records_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(filled(indexed.Sqlite(tmp_path))) as store:
         monkeypatch.setattr(store, "delete", lambda key: 10)
 
@@ -87,7 +87,7 @@ def test_bytes_are_counted_however_the_store_is_read(tmp_path: Path) -> None:
         assert lookup.CountedStore.read_bytes - before == 20 + 10 + 50
 
 
-def test_a_history_that_is_not_in_the_store_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_is_not_in_the_store_alone_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.shard.history.ShardHistory.retain", lambda history: 0)
 
     with pytest.raises(payload.Wrong, match="beside the log"):

@@ -1,4 +1,4 @@
-"""Small HTTP servers that answer as they are told, for what no real server can be made to do."""
+"""Small HTTP servers that answer as a script says, for what no real server can be made to do."""
 
 from __future__ import annotations
 

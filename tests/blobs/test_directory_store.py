@@ -213,7 +213,7 @@ def test_a_stale_mount_is_unavailable_and_a_file_replaced_under_its_reader_is_ch
         store.get_range("a/k", 0, 1)
 
 
-def test_a_mount_without_locks_is_told_of_but_taken() -> None:
+def test_a_mount_without_locks_is_reported_but_taken() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     disk.fail_when(lambda call: call.kind == "lock", errno.ENOLCK)

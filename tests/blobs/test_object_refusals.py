@@ -54,8 +54,8 @@ def test_a_store_that_ignores_if_none_match_is_refused() -> None:
 
 @pytest.mark.parametrize("doubtful", [DROPPED, Answer(500), Answer(502)])
 def test_a_probe_without_an_answer_is_unavailable_as_nothing_rests_on_its_object(doubtful: Answer) -> None:
-    told = "s3://forebay-test/p does not answer, so what it can do is not known yet"
-    with answering(in_turn(put=[doubtful])) as (endpoint, _), pytest.raises(Unavailable, match=told):
+    reported = "s3://forebay-test/p does not answer, so what it can do is not known yet"
+    with answering(in_turn(put=[doubtful])) as (endpoint, _), pytest.raises(Unavailable, match=reported):
         s3(endpoint, retries_max=1).probe()
 
 
@@ -226,7 +226,7 @@ def test_a_read_is_repeated_within_limits_and_then_unavailable(status: int) -> N
     assert sum(request.method == "GET" for request in seen) == 3
 
 
-def test_a_read_is_told_of_missing_and_changed() -> None:
+def test_a_read_says_missing_or_changed() -> None:
     with answering(in_turn(get=[GONE, TAKEN])) as (endpoint, seen):
         with pytest.raises(BlobMissing, match="no object k"):
             s3(endpoint).get_range("k", 0, 10)
@@ -404,9 +404,9 @@ def _in_a_child(call: Callable[[], object]) -> str:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
-        told = answer.read().decode()
+        reported = answer.read().decode()
     os.waitpid(child, 0)
-    return told
+    return reported
 
 
 def test_a_child_forked_after_first_use_is_refused_instead_of_hanging() -> None:

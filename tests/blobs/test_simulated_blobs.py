@@ -37,7 +37,7 @@ def test_a_put_whose_answer_is_lost_was_done(store: SimulatedBlobs) -> None:
     assert store.contents == {"k": b"1"}
 
 
-def test_a_late_put_lands_when_told_and_loses_to_who_was_earlier(store: SimulatedBlobs) -> None:
+def test_a_late_put_lands_when_asked_and_loses_to_who_was_earlier(store: SimulatedBlobs) -> None:
     store.inject(Fault.LATE, method="put_if_absent", count=2)
     for key in ("k", "l"):
         with pytest.raises(Indeterminate):
@@ -62,7 +62,7 @@ def test_a_late_delete_may_meet_a_new_object(store: SimulatedBlobs) -> None:
     assert store.contents == {}
 
 
-def test_a_create_delivered_twice_is_told_exists_of_its_own_work(store: SimulatedBlobs) -> None:
+def test_a_create_delivered_twice_is_answered_exists_for_its_own_work(store: SimulatedBlobs) -> None:
     store.inject(Fault.DUPLICATE, method="put_if_absent")
 
     assert not store.put_if_absent("k", b"mine")

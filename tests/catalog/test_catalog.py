@@ -142,7 +142,7 @@ def test_another_incarnation_of_the_topic_can_add_nothing() -> None:
         stranger.extend(1, [piece(0, 10)])
 
 
-def test_a_hole_in_the_store_is_named_never_read_over() -> None:
+def test_a_gap_in_the_store_is_named_never_read_over() -> None:
     store = MemoryMetadata()
     catalog = catalog_of(store)
     catalog.extend(1, [piece(0, 10)])
@@ -235,7 +235,7 @@ def test_nothing_is_dropped_that_hides_what_was_replaced(monkeypatch: pytest.Mon
         (Fault.TIME_OUT, "transaction"),
     ],
 )
-def test_a_fault_at_any_step_leaves_no_hole_and_no_double(fault: Fault, method: str, ledger: Ledger) -> None:
+def test_a_fault_at_any_step_leaves_no_gap_and_no_double(fault: Fault, method: str, ledger: Ledger) -> None:
     for step in range(6):
         store = MemoryMetadata()
         catalog_of(store).extend(1, [piece(0, 10)])

@@ -74,7 +74,7 @@ def test_a_reset_may_go_back() -> None:
     assert progress.get(BILLING, 0, TOPIC) == at(2)
 
 
-def test_a_topic_created_anew_starts_without_cursors() -> None:
+def test_a_topic_created_again_starts_without_cursors() -> None:
     progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
     progress.ack_up_to(BILLING, {0: at(14)})
 
@@ -82,7 +82,7 @@ def test_a_topic_created_anew_starts_without_cursors() -> None:
     assert progress.ack_up_to(BILLING, {0: at(1, incarnation=NEXT_TOPIC)}) == {0: 1}
 
 
-def test_of_a_deleted_topic_cursors_go_and_those_of_one_created_anew_stay() -> None:
+def test_of_a_deleted_topic_cursors_go_and_those_of_one_created_again_stay() -> None:
     progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
     progress.ack_up_to(BILLING, {0: at(14), 1: at(3)})
     progress.ack_up_to(BILLING, {1: at(1, incarnation=NEXT_TOPIC)})

@@ -1,6 +1,6 @@
 """What other processes do in tests of the command line: `python -m tests.cli.children <act> …`.
 
-They end as by kill -9, at the place that they are told.
+They end as by kill -9, at the place that they are given.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_what_would_lose_records_needs_a_word(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["create", "x", "--engine", "granite"], "segment, memory, rocksdb"),
         (["create", "x", "--cap-bytes", "ten"], "--cap-bytes is 'ten'; give a size"),
@@ -103,10 +103,10 @@ def test_what_would_lose_records_needs_a_word(shell: Shell) -> None:
         (["copy", "t", "x", "--partitions", "5000"], "1 to 1024"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(shell: Shell, words: list[str], told: str) -> None:
+def test_what_is_wrong_is_said_in_one_line(shell: Shell, words: list[str], reported: str) -> None:
     before = shell.ok("topic", "list", "--json").out
     refused = shell.run("topic", *words)
-    assert refused.code == 2 and one_line(refused.err) and told in refused.err, refused.err
+    assert refused.code == 2 and one_line(refused.err) and reported in refused.err, refused.err
     assert shell.ok("topic", "list", "--json").out == before
 
 

@@ -131,7 +131,7 @@ def test_a_topic_in_memory_would_end_with_the_command(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_unavailable() -> None:
-    # A file system that nobody may write to, root included: Linux has the one, macOS the other.
+    # A file system that no caller may write to, root included: Linux has the one, macOS the other.
     sealed = Path("/sys") if Path("/sys").is_dir() else Path("/System")
 
     assert _refused(Shell(sealed / "forebay").run("topic", "create", "t"), 4)
@@ -156,7 +156,7 @@ def test_writers_are_refused_while_another_has_the_directory(tmp_path: Path) -> 
             assert _refused(shell.run(*words, stdin=b"x\n"), 4)
 
 
-def test_a_newer_version_is_told_from_damage(tmp_path: Path) -> None:
+def test_a_newer_version_is_not_taken_for_damage(tmp_path: Path) -> None:
     shell = filled(tmp_path / "log")
     marker = shell.directory / "forebay.json"
     changed(marker, lambda content: json.dumps({**json.loads(content), "format": 2}).encode())

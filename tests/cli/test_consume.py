@@ -1,4 +1,4 @@
-"""`forebay consume`: from where to where, in which form, and what is said about holes."""
+"""`forebay consume`: from where to where, in which form, and what is said about gaps."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_an_offset_needs_its_partition(tmp_path: Path, words: list[str]) -> None
     assert refused.code == 2 and one_line(refused.err) and "--partition" in refused.err
 
 
-def test_a_damaged_range_is_told_in_its_place(tmp_path: Path) -> None:
+def test_a_damaged_range_is_reported_in_its_place(tmp_path: Path) -> None:
     shell = filled(tmp_path / "log", rotations=2, records=20)
     flip(shell.segments()[1], -20)
 

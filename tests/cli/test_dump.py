@@ -44,8 +44,8 @@ def test_damage_is_shown_with_its_byte_and_where_frames_go_on(tmp_path: Path) ->
 
     items = shell.ok("dump", str(segment), "--json").items
 
-    (hole,) = [item for item in items if item["kind"] == "not whole"]
-    assert (hole["byte"], hole["verdict"], hole["resumes_at_offset"]) == (second["byte"], "damaged", 2)
+    (gap,) = [item for item in items if item["kind"] == "not whole"]
+    assert (gap["byte"], gap["verdict"], gap["resumes_at_offset"]) == (second["byte"], "damaged", 2)
     assert sum(item["kind"] == "data" for item in items) == 2
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_whole_is_shown_and_not_hidden(tmp_path: Path) -> None:
         assert item["verdict"] == "damaged"
 
 
-def test_several_files_are_told_apart(tmp_path: Path) -> None:
+def test_several_files_are_distinguished(tmp_path: Path) -> None:
     shell = filled(tmp_path / "log")
     paths = [str(shell.shards()[0] / "checkpoint"), str(shell.shards()[0] / "live")]
 

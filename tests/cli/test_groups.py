@@ -64,7 +64,7 @@ def test_a_deleted_group_has_no_place(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "reported"),
     [
         (["show", "a b"], 2, "not a reader's name"),
         (["show", ".."], 2, "not a reader's name"),
@@ -77,10 +77,10 @@ def test_a_deleted_group_has_no_place(shell: Shell) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_and_no_place_moves(
-    shell: Shell, words: list[str], code: int, told: str
+    shell: Shell, words: list[str], code: int, reported: str
 ) -> None:
     refused = shell.run("group", *words)
-    assert refused.code == code and one_line(refused.err) and told in refused.err, refused.err
+    assert refused.code == code and one_line(refused.err) and reported in refused.err, refused.err
     assert standing(shell) == [(0, 4, 6), (1, 10, 0)]
 
 

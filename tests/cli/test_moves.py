@@ -138,7 +138,7 @@ def _nothing(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "topic", "target", "code", "told"),
+    ("spoil", "topic", "target", "code", "reported"),
     [
         (_no_shared_metadata, TOPIC, "b", 2, "metadata.path"),
         (_no_handoff, TOPIC, "b", 2, "storage.handoff_root"),
@@ -154,7 +154,7 @@ def _nothing(house: House) -> None:
     ],
 )
 def test_what_speaks_against_a_move_is_said_before_anything_is_sealed(
-    tmp_path: Path, spoil: Callable[[House], None], topic: str, target: str, code: int, told: str
+    tmp_path: Path, spoil: Callable[[House], None], topic: str, target: str, code: int, reported: str
 ) -> None:
     house = _furnished(tmp_path, "local")
     spoil(house)
@@ -163,7 +163,7 @@ def test_what_speaks_against_a_move_is_said_before_anything_is_sealed(
     refused = house.run("a", "topic", "move", topic, "--to", str(house.root / target))
 
     after = house.shown("a")["shards"][0]
-    assert refused.code == code and one_line(refused.err) and told in refused.err, refused
+    assert refused.code == code and one_line(refused.err) and reported in refused.err, refused
     assert (after["phase"], after["epoch"], after["target"]) == ("open", before["epoch"], None)
     house.produce("a", 22, 23)
     assert house.numbers("a") == list(range(23))

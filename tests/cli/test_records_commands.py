@@ -124,7 +124,7 @@ def test_erase_names_exactly_the_files_that_had_the_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["get", TOPIC], "--key or --tag or --at-time"),
         (["get", TOPIC, "--key", "1", "--tag", "a"], "one alone"),
@@ -148,10 +148,10 @@ def test_erase_names_exactly_the_files_that_had_the_key(tmp_path: Path) -> None:
         (["erase", TOPIC, "--key", "1"], "add --yes"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_and_nothing_deleted(tmp_path: Path, words: list[str], told: str) -> None:
+def test_what_is_wrong_is_said_in_one_line_and_nothing_deleted(tmp_path: Path, words: list[str], reported: str) -> None:
     shell = furnished(tmp_path / "log", "rocksdb")
     refused = shell.run("records", *words)
-    assert refused.code == 2 and one_line(refused.err) and told in refused.err, refused.err
+    assert refused.code == 2 and one_line(refused.err) and reported in refused.err, refused.err
     assert len(shell.ok("consume", TOPIC).out.split()) == 12
 
 

@@ -68,7 +68,7 @@ def _expected(first: int, stop: int) -> list[tuple[str, ...]]:
 
 
 class Shown:
-    """A meter that remembers what it was told, each for one partition or one topic."""
+    """A meter that remembers what it was given, each for one partition or one topic."""
 
     def __init__(self) -> None:
         self.bars: dict[str, list[int]] = {}
@@ -233,12 +233,12 @@ def test_a_tail_whose_segment_is_nowhere_is_said_and_left_out(tmp_path: Path) ->
     assert "0 records of 1 files" in copied.out and "1 files whose header is gone" in copied.out
 
 
-def _refused(outcome: Outcome, code: int, told: str) -> bool:
-    return outcome.code == code and one_line(outcome.err) and told in outcome.err and not outcome.out
+def _refused(outcome: Outcome, code: int, reported: str) -> bool:
+    return outcome.code == code and one_line(outcome.err) and reported in outcome.err and not outcome.out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "reported"),
     [
         ([TOPIC], 2, "--list, --append or --into"),
         ([TOPIC, "--list", "--append"], 2, "one of them"),
@@ -256,14 +256,14 @@ def _refused(outcome: Outcome, code: int, told: str) -> bool:
         (["shop/nothing", "--list"], 2, "shop/nothing"),
     ],
 )
-def test_a_wrong_call_is_refused(tmp_path: Path, words: list[str], code: int, told: str) -> None:
+def test_a_wrong_call_is_refused(tmp_path: Path, words: list[str], code: int, reported: str) -> None:
     house = House(tmp_path)
     house.ok("a", "topic", "create", TOPIC, "--partitions", "2")
     house.ok("a", "topic", "create", "narrow")
     house.ok("a", "topic", "create", "fleeting", "--engine", "memory")
     house.ok("a", "topic", "create", "tree", "--engine", "rocksdb")
 
-    assert _refused(house.run("a", "shard", "salvage", *words), code, told)
+    assert _refused(house.run("a", "shard", "salvage", *words), code, reported)
 
 
 def test_where_nothing_was_set_aside_there_is_nothing_to_do(tmp_path: Path) -> None:

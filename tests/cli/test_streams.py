@@ -82,7 +82,7 @@ def test_help_that_cannot_be_written_is_said_in_one_line(words: str) -> None:
 
 @always_full
 def test_messages_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> None:
-    """Else whoever appended everything, and could not say so, would be run again."""
+    """Else whichever caller appended everything, and could not say so, would be run again."""
     data = shlex.quote(str(filled(tmp_path / "log", rotations=0, records=3).directory))
     command = shlex.join(COMMAND)
 

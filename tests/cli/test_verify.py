@@ -121,7 +121,7 @@ def test_bytes_behind_a_sealed_file_are_a_warning(tmp_path: Path) -> None:
     assert "warning" in outcome.out and "8 bytes behind the sealed ones" in outcome.out
 
 
-def test_a_missing_file_is_a_hole_in_the_sequence(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_gap_in_the_sequence(tmp_path: Path) -> None:
     shell = filled(tmp_path / "log", rotations=2, records=20)
     shell.segments()[1].unlink()
 

@@ -255,7 +255,7 @@ def _time_of_nothing(batch: RocksBatch, keys: Keys) -> None:
         (_time_of_nothing, "1 blocks without a record", None),
     ],
 )
-def test_what_is_wrong_with_indexes_alone_is_told_apart(
+def test_what_is_wrong_with_indexes_alone_is_distinguished(
     shell: Shell, change: Callable[[RocksBatch, Keys], None], said: str, offsets: list[int] | None
 ) -> None:
     rewritten(shell, change)
@@ -277,7 +277,7 @@ def test_a_copy_of_a_topic_has_its_indexes_again(shell: Shell) -> None:
     assert again.items[-1]["records"] == 226
 
 
-def test_of_an_index_that_is_wrong_everywhere_only_the_first_stretches_are_told_in_full(
+def test_of_an_index_that_is_wrong_everywhere_only_the_first_stretches_are_reported_in_full(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auditing, "STRETCH_BITS", 4)

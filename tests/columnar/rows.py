@@ -1,4 +1,4 @@
-"""Rows of Parquet segments for tests: batches with holes between them, and the segment that they become."""
+"""Rows of Parquet segments for tests: batches with gaps between them, and the segment that they become."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def opened(objects: Objects, segment: StoredParquet) -> ParquetSegment:
 
 
 def expected(appends: Sequence[Appended], start: int, end: int, gaps: Sequence[Gap] = ()) -> list[Record | Gap]:
-    """What a reader sees of `[start, end)`: records, and each offset without one as a hole of its own."""
+    """What a reader sees of `[start, end)`: records, and each offset without one as a gap of its own."""
     records = {record.offset: record for append in appends for record in append.records()}
     found: list[Record | Gap] = []
     for offset in range(start, end):

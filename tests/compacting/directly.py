@@ -77,7 +77,7 @@ def compacted(
     meanwhile: Callable[[], object] = lambda: None,
     dry_run: bool = False,
 ) -> JobReport:
-    """Compact beside whoever owns the directory."""
+    """Compact beside whichever caller owns the directory."""
     location = location_of(land, name)
     return compact(Here(location, meanwhile), location, topics, rules=rules, dry_run=dry_run)
 

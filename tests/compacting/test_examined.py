@@ -84,7 +84,7 @@ def test_index_is_rebuilt(land: Land, segment: Path, disk: SystemDisk, how: str)
     check_sound(land)
 
 
-def test_segment_that_is_missing_or_another_is_told(land: Land, segment: Path, disk: SystemDisk) -> None:
+def test_segment_that_is_missing_or_another_is_reported(land: Land, segment: Path, disk: SystemDisk) -> None:
     content = segment.read_bytes()
     segment.write_bytes(content[:-20])
     (shorter,) = verify(str(land.root / "one"), land.settings, disk=disk, clock=SystemClock()).findings[:1]
@@ -95,7 +95,7 @@ def test_segment_that_is_missing_or_another_is_told(land: Land, segment: Path, d
     assert missing.what == "the object is missing"
 
 
-def test_dump_tells_what_a_segment_holds(segment: Path, disk: SystemDisk) -> None:
+def test_dump_shows_what_a_segment_holds(segment: Path, disk: SystemDisk) -> None:
     items = list(dump(disk, str(segment), records=True))
 
     assert items[0]["kind"] == "parquet" and items[0]["records"] == 900 and items[0]["end"] == 900

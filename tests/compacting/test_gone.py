@@ -32,7 +32,7 @@ def test_a_file_that_is_gone_is_named_and_the_other_shards_are_done(tmp_path: Pa
     mixed.close()
 
 
-def test_a_partition_that_nobody_has_had_yet_has_nothing_to_do(tmp_path: Path) -> None:
+def test_a_partition_that_no_caller_has_had_yet_has_nothing_to_do(tmp_path: Path) -> None:
     land = rig.local(tmp_path)
     with land.open("one") as log:
         log.create_topic("shop/orders", partitions=2).append(b"first", partition=1)

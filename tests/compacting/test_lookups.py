@@ -1,4 +1,4 @@
-"""Look-ups of whoever knew history before it was compacted find the same records behind it."""
+"""Look-ups of whichever caller knew history before it was compacted find the same records behind it."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_second_compactor_is_refused_until_the_first_is_gone() -> None:
 
 @pytest.mark.parametrize("at", range(1, STEPS - 1))
 def test_compactor_that_lost_its_lease_changes_nothing(at: int, ledger: Ledger) -> None:
-    """Paused for so long that another came: what it wrote is named by nobody, and swept."""
+    """Paused for so long that another came: what it wrote is named by no caller, and swept."""
     world = World()
     slow, quick = Compactor(world), Compactor(world)
     going = slow.steps()

@@ -1,4 +1,4 @@
-"""A shard whose history is compacted by whoever comes, while its owner goes on: step by step, in memory alone."""
+"""A shard whose history is compacted while its owner goes on: step by step, in memory alone."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _lives(offset: int, gone: OffsetSet, world: World) -> bool:
 
 
 class Compactor:
-    """One run of compaction, whose steps are told one by one; `close` is its death."""
+    """One run of compaction, whose steps are reported one by one; `close` is its death."""
 
     def __init__(self, world: World, metadata: MetadataStore | None = None) -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""What must hold inside the database of the RocksDB engine, whoever was killed when; `forebay verify` must agree."""
+"""What must hold inside the database of the RocksDB engine after any kill; `forebay verify` must agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forebay.shard import ShardRef
 
 
 def violations(path: str, ref: ShardRef) -> list[str]:
-    """What is wrong with one shard of the database, which nobody has open."""
+    """What is wrong with one shard of the database, which no caller has open."""
     database = RocksDatabase(path, SystemDisk())
     keys = Keys(ref.spec.topic_id, ref.partition)
     try:
@@ -49,7 +49,7 @@ def _as_verified(database: RocksDatabase, keys: Keys) -> list[str]:
 
 
 def _of_entries(entries: list[StoredEntry], counters: ShardCounters, keys: Keys) -> list[str]:
-    """Entries cover [earliest, next) without a hole and count what they say."""
+    """Entries cover [earliest, next) without a gap and count what they say."""
     found = []
     at, before = counters.earliest, counters.below
     for entry in entries:

@@ -150,7 +150,7 @@ def answer(life: Life, step: Step) -> object:
 
 
 def seen(engine: NamedEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[Record | Gap]:
-    """What a reader finds, whatever the pages: records, and holes as large as they are."""
+    """What a reader finds, whatever the pages: records, and gaps as large as they are."""
     found: list[Record | Gap] = []
     for step in steps_of(engine, ref, start, **limits):
         if isinstance(step, Gap) and found and isinstance(found[-1], Gap):
@@ -167,8 +167,8 @@ def _found(look_up: Callable[..., Page], start: int, most: int) -> object:
 def standing(engine: NamedEngine, ref: ShardRef) -> list[object]:
     """Everything that can be asked of a shard."""
     offsets = engine.open_shard(ref).offsets()
-    told: list[object] = [seen(engine, ref, bytes_max=500), offsets._replace(durable=0, exported=0)]
-    told += [_found(partial(engine.read_by_key, ref, key, history=True), 0, 50) for key in KEYS]
-    told += [_found(partial(engine.read_by_tag, ref, tag), 0, 50) for tag in TAGS]
-    told += [engine.get_offset_by_timestamp(ref, time) for time in range(-6, 101, 3)]
-    return told
+    reported: list[object] = [seen(engine, ref, bytes_max=500), offsets._replace(durable=0, exported=0)]
+    reported += [_found(partial(engine.read_by_key, ref, key, history=True), 0, 50) for key in KEYS]
+    reported += [_found(partial(engine.read_by_tag, ref, tag), 0, 50) for tag in TAGS]
+    reported += [engine.get_offset_by_timestamp(ref, time) for time in range(-6, 101, 3)]
+    return reported

@@ -1,4 +1,4 @@
-"""Ctrl-C where a thread is begun, or a turn or a lock is taken: nobody after it finds them taken and left undone."""
+"""Ctrl-C where a thread is begun, or a turn or a lock is taken: no caller after it finds them taken and left undone."""
 
 from __future__ import annotations
 

@@ -94,10 +94,10 @@ def test_paging_is_not_stuck_on_expired_records(log: Storage, topic: Topic, cloc
     topic.append(b"last", key=b"k")
     log.alter_topic("t", ttl_ms=1_800_000, allow_loss=True)
     inside(log).workers.limits.step()
-    told: list[Gap] = []
+    reported: list[Gap] = []
 
-    assert len(list(topic.read(0, on_gap=lambda _, gap: told.append(gap)))) == 1501
-    assert told == [Gap(0, 1500, Reason.TTL)]
+    assert len(list(topic.read(0, on_gap=lambda _, gap: reported.append(gap)))) == 1501
+    assert reported == [Gap(0, 1500, Reason.TTL)]
     assert topic.delete_by_offset(1500, 3000) == 1500
     assert values(topic.read(0, on_gap=lambda _, gap: None)) == values(topic.read(1500)) == [b"last"]
     shard, at, pages = inside(topic).shard(0), 0, 0
@@ -109,14 +109,14 @@ def test_paging_is_not_stuck_on_expired_records(log: Storage, topic: Topic, cloc
 
 
 def test_replies_of_merged_writes_are_not_mixed_up(topic: Topic) -> None:
-    told: dict[int, bytes] = {}
+    reported: dict[int, bytes] = {}
 
     def append(number: int) -> None:
         sent = [b"%d.%d" % (number, turn) for turn in range(50)]
         acks = [(topic.append_nowait(value), value) for value in sent]
-        told.update({ack.result(60): value for ack, value in acks})
+        reported.update({ack.result(60): value for ack, value in acks})
 
     in_threads(8, append)
 
-    assert told == {record.offset: record.value for record in topic.read()}
-    assert len(told) == 400
+    assert reported == {record.offset: record.value for record in topic.read()}
+    assert len(reported) == 400

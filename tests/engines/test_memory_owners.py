@@ -1,4 +1,4 @@
-"""Ephemeral shards whose session ends: kept if nobody came, given up if somebody did, and never acknowledged by two."""
+"""Ephemeral shards whose session ends: kept if no other owner came, else given up, and never acknowledged by two."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def store() -> FaultyMetadata:
     return FaultyMetadata(MemoryMetadata())
 
 
-def test_what_nobody_else_has_had_is_kept_and_owned_in_a_new_session(store: FaultyMetadata) -> None:
+def test_what_no_other_owner_has_had_is_kept_and_owned_in_a_new_session(store: FaultyMetadata) -> None:
     here, there = member(store, "here"), member(store, "there")
     assert here.append(b"0") == 0
     here.owner_session.session.close()
@@ -140,7 +140,7 @@ def test_an_answer_that_got_lost_on_the_way_back_is_not_taken_for_another_owner(
     assert here.values() == [b"0", b"1"]
 
 
-def test_threads_that_hear_of_the_loss_at_once_let_go_of_it_once(store: FaultyMetadata) -> None:
+def test_threads_that_learn_of_the_loss_at_once_give_it_up_once(store: FaultyMetadata) -> None:
     here, there = member(store, "here"), member(store, "there")
     here.append(b"0")
     shard = here.engine.open_shard(REF)

@@ -37,7 +37,7 @@ from tests.support.waiting import until
 
 
 class Elsewhere(SystemDisk):
-    """The disk after the machine was started anew."""
+    """The disk after the machine was started again."""
 
     def identity(self, path: str) -> str:
         return "another boot"
@@ -200,7 +200,7 @@ def test_a_deleted_shard_leaves_nothing_in_the_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_readers_beside_deletes_and_evictions_see_a_stream_without_a_hole(tmp_path: Path) -> None:
+def test_readers_beside_deletes_and_evictions_see_a_stream_without_a_gap(tmp_path: Path) -> None:
     """Readers take no lock: a floor that moves while they read must not look like damage."""
     home = RocksHome(str(tmp_path / "rocksdb"), "disk", waiting=SystemClock())
     ref = home.ref(cap_records=400)

@@ -1,4 +1,4 @@
-"""One stream of operations, three engines: whoever reads sees the same (the engines differ in what survives alone)."""
+"""One stream of operations, three engines: every reader sees the same (the engines differ in what survives alone)."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def history_of(
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 @given(script=st.lists(operations, max_size=30))
 @effort(max_examples=60)
-def test_memory_and_segment_engine_tell_the_same_history(durability: str, script: list[Operation]) -> None:
+def test_memory_and_segment_engine_show_the_same_history(durability: str, script: list[Operation]) -> None:
     """I29, for the engines there are."""
     memory = MemoryHome(SMALL)
     clock = ManualClock()
@@ -134,7 +134,7 @@ def test_memory_and_segment_engine_tell_the_same_history(durability: str, script
 
 @given(script=st.lists(operations, max_size=40))
 @effort(max_examples=20)
-def test_the_machines_disk_tells_the_same_history_and_keeps_it(script: list[Operation]) -> None:
+def test_the_machines_disk_shows_the_same_history_and_keeps_it(script: list[Operation]) -> None:
     with tempfile.TemporaryDirectory() as root:
         memory = MemoryHome(SMALL)
         segment = SegmentHome(SystemDisk(), str(Path(root)), "disk", settings=SMALL)
@@ -229,7 +229,7 @@ def happened(script: list[Step], told: list[object]) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("lot", range(LOTS))
 @pytest.mark.parametrize("caps", CAPS)
-def test_all_engines_tell_the_same_history(caps: str, lot: int, ledger: Ledger) -> None:
+def test_all_engines_show_the_same_history(caps: str, lot: int, ledger: Ledger) -> None:
     """I29: appends, look-ups, deletes, evictions, clock jumps and restarts, and files sealed and exported meanwhile."""
     came: set[str] = set()
     for number in range(STREAMS):

@@ -32,7 +32,7 @@ def test_checkpoint_is_exactly_these_bytes() -> None:
     assert encode_checkpoint(CHECKPOINT) == _checkpoint(body)
 
 
-def test_what_is_told_of_the_newest_file_is_exactly_these_bytes_and_older_readers_pass_over_it() -> None:
+def test_what_is_recorded_of_the_newest_file_is_exactly_these_bytes_and_older_readers_pass_over_it() -> None:
     last = CleanFile(
         start=153,
         epoch=3,
@@ -44,13 +44,13 @@ def test_what_is_told_of_the_newest_file_is_exactly_these_bytes_and_older_reader
         offsets=(153,),
         positions=(128,),
     )
-    told = (
+    reported = (
         b',"last":{"start":153,"epoch":3,"salt":"AAAAAAAAAAAAAAAAAAAAAA==","mark":"bWFyaw==","end":160,"frames":2,'
         b'"control":"ZnJhbWVz","offsets":[153],"positions":[128]}}'
     )
     encoded = encode_checkpoint(msgspec.structs.replace(CHECKPOINT, last=last))
 
-    assert encoded == _checkpoint(encode_checkpoint(CHECKPOINT)[16:-1] + told)
+    assert encoded == _checkpoint(encode_checkpoint(CHECKPOINT)[16:-1] + reported)
     assert decode_checkpoint(encoded) == msgspec.structs.replace(CHECKPOINT, last=last)
     body = msgspec.json.decode(encoded[16:])
     known = {name: body[name] for name in msgspec.json.decode(encode_checkpoint(CHECKPOINT)[16:])}

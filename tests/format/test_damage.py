@@ -44,7 +44,7 @@ def test_no_flipped_bit_goes_unnoticed(name: str, ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_no_cut_goes_unnoticed(name: str, ledger: Ledger) -> None:
-    """But for a segment cut between two frames: what tells that more was there is the next file."""
+    """But for a segment cut between two frames: what shows that more was there is the next file."""
     artefact = _ARTEFACTS[name]
     between = set(_frame_ends(artefact)) if name == "segment.seg" else set()
 

@@ -65,7 +65,7 @@ def test_a_stretch_becomes_one_batch_that_is_knows_when_each_of_its_frames_was_a
     assert batch.slice(149, 151).appended() == [(1, 2), (1, 3)]
 
 
-def test_a_hole_and_a_change_of_epoch_part_batches() -> None:
+def test_a_gap_and_a_change_of_epoch_part_batches() -> None:
     row: Row = (b"v", None, None, (), 0)
     log = b"".join(_frame(base, [row], [], epoch=1 if base < 40 else 2) for base in [*range(20), *range(21, 80)])
 

@@ -129,7 +129,7 @@ def test_fields_of_a_later_version_are_kept() -> None:
 
 
 @given(st.sets(st.integers(WINDOW - 10, WINDOW + 20)), st.integers(WINDOW - 8, WINDOW), st.integers(1, 15))
-def test_what_is_left_of_a_batch_and_the_holes_make_it_up(offsets: set[int], first: int, count: int) -> None:
+def test_what_is_left_of_a_batch_and_the_gaps_make_it_up(offsets: set[int], first: int, count: int) -> None:
     (batch,) = batches_of_rows([[(b"%d" % row, None, None, (), row) for row in range(count)]], first)
     deleted = OffsetSet.of(offsets)
 
@@ -137,11 +137,11 @@ def test_what_is_left_of_a_batch_and_the_holes_make_it_up(offsets: set[int], fir
 
     records = [record for part in kept for record in part.records(0)]
     assert records == [record for record in batch.records(0) if record.offset not in offsets]
-    assert [offset for hole in gone for offset in range(hole.start, hole.stop)] == sorted(
+    assert [offset for gap in gone for offset in range(gap.start, gap.stop)] == sorted(
         offsets & set(range(first, first + count))
     )
-    assert {hole.reason for hole in gone} <= {Reason.DELETED}
-    edges = sorted([(part.base, part.end) for part in kept] + [(hole.start, hole.stop) for hole in gone])
+    assert {gap.reason for gap in gone} <= {Reason.DELETED}
+    edges = sorted([(part.base, part.end) for part in kept] + [(gap.start, gap.stop) for gap in gone])
     assert all(before[1] == after[0] for before, after in pairwise(edges))
     assert live_mask(deleted, first, count).tolist() == [first + row not in offsets for row in range(count)]
 

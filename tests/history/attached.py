@@ -48,7 +48,7 @@ Brought = dict[int, list[bytes]]
 
 
 class Acked(NamedTuple):
-    """A record that its caller heard of."""
+    """A record that its caller learned of."""
 
     partition: int
     offset: int
@@ -108,7 +108,7 @@ class Land(Ground):
         return LoadBook(self.inner, "/forebay", ManualClock()).get(load_id).load
 
     def acked(self) -> list[Acked]:
-        """What callers heard of, earlier lives on this disk included."""
+        """What callers learned of, earlier lives on this disk included."""
         return [note.payload for note in self.disk.trace.notes() if note.kind == ACKED]  # type: ignore[misc]
 
     # Looking, without a call that could fail
@@ -205,7 +205,7 @@ class Node(Member):
         return [shard.ref.partition for shard in self.engine.shards() if shard.wal.queue.is_paused]
 
     def stream(self, partition: int = 0, start: int = 0) -> list[tuple[int, bytes | None] | Gap]:
-        """Records and holes as a reader gets them, until there is nothing more for now."""
+        """Records and gaps as a reader gets them, until there is nothing more for now."""
         shard = self.shard(partition)
         return list(read_everything(shard.read, shard.offsets().next, start).steps)
 
@@ -230,9 +230,9 @@ def broken(
         catalog, files = land.catalog(partition), land.files()
         acked = [(offset, value) for p, offset, value in land.acked() if p == partition]
         logs = {path: content for path, content in files.items() if "/shards/" in path and f"_{partition}/" in path}
-        told = _history(land.spec.durability, acked)
+        reported = _history(land.spec.durability, acked)
         pieces, frontier = catalog.descriptors(), catalog.frontier().next
-        found += check_history(told, pieces, frontier, land.fetch, logs)
+        found += check_history(reported, pieces, frontier, land.fetch, logs)
         commits = commits_of(land.keys(partition), land.committed)
         found += [*one_epoch_at_a_time(commits), *nothing_of_older_epochs(commits)]
         found += _stream_holds((others or {}).get(partition, node), partition, acked, brought.get(partition, []), load)

@@ -152,7 +152,7 @@ def history_of(house: House) -> Iterator[History]:
 
 
 def stream(history: History, offset: int = 0) -> list[tuple[int, bytes | None] | Gap]:
-    """Records and holes in order."""
+    """Records and gaps in order."""
     found: list[tuple[int, bytes | None] | Gap] = []
     while (page := history.read(offset, 100)).next > offset:
         found += [(record.offset, record.value) for batch in page.batches for record in batch.records(0)]

@@ -75,7 +75,7 @@ def opened(content: bytes, index: bytes, start: int, records: int) -> SealedSegm
 
 
 def walked(segment: SealedSegment, offset: int, page_bytes: int = 1) -> tuple[list[Record], list[Gap]]:
-    """All records and holes from `offset` on."""
+    """All records and gaps from `offset` on."""
     records: list[Record] = []
     gaps: list[Gap] = []
     while offset < segment.end:
@@ -115,8 +115,8 @@ def artefacts() -> dict[str, bytes]:
     batch = msgspec.structs.replace(load, sink=sink, directory=directory, expires_at=9)
     reached = SinkState(topic_id=TOPIC, batch_id=2, load_id="load-6", offered=PLACE.load_id)
     placed = descriptors_of(manifest, 0, 42, epoch=3, store="store", leader="me", created_at=6)
-    hole = gap_descriptor(Gap(45, 50, Reason.SKIPPED), topic_id=TOPIC, epoch=3, created_at=7)
-    listed = store_value(store, "", CatalogManifest((*placed, hole)))
+    gap = gap_descriptor(Gap(45, 50, Reason.SKIPPED), topic_id=TOPIC, epoch=3, created_at=7)
+    listed = store_value(store, "", CatalogManifest((*placed, gap)))
     return {
         "prepared.seg": content,
         "prepared.idx": without_lookups(index),

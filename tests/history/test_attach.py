@@ -1,4 +1,4 @@
-"""Prepared segments attached by the owners of their shards: all shards or none, and nobody sees half of it."""
+"""Prepared segments attached by the owners of their shards: all shards or none, and no caller sees half of it."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_reader_at_the_end_is_woken_when_the_load_is_committed_elsewhere() -> 
 
 
 @pytest.mark.parametrize("done", ["nothing", "one owner", "all but the commit"])
-def test_a_load_that_is_given_up_leaves_holes_where_it_was_attached_and_nothing_elsewhere(done: str) -> None:
+def test_a_load_that_is_given_up_leaves_gaps_where_it_was_attached_and_nothing_elsewhere(done: str) -> None:
     land, first, second = _two_owners()
     first.offer(BROUGHT)
     if done != "nothing":
@@ -343,7 +343,7 @@ def test_a_load_that_is_not_attached_in_time_is_given_up() -> None:
     assert broken(land, first, BROUGHT, others={2: second}) == []
 
 
-def test_whoever_looks_finishes_what_was_given_up_and_left_half_way() -> None:
+def test_whichever_caller_looks_finishes_what_was_given_up_and_left_half_way() -> None:
     land, first, second = _two_owners()
     first.offer(BROUGHT)
     first.loads.attach(LOAD)
@@ -470,7 +470,7 @@ def test_an_attempt_that_comes_late_finds_the_load_attached(land: Land) -> None:
     assert broken(land, node, brought) == []
 
 
-def test_whoever_attaches_what_the_background_has_attached_just_then_is_told_so(
+def test_an_owner_that_attaches_what_the_background_has_attached_just_then_learns_so(
     land: Land, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = land.node()
@@ -487,7 +487,9 @@ def test_whoever_attaches_what_the_background_has_attached_just_then_is_told_so(
     assert broken(land, node, brought) == []
 
 
-def test_whoever_attaches_what_is_given_up_just_then_is_told_so(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_attaches_what_is_given_up_just_then_learns_so(
+    land: Land, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = land.node()
     node.append(count=2)
     node.offer({0: values(0, 5)})
@@ -536,7 +538,7 @@ def test_a_topic_with_a_load_is_sealed_and_moves(land: Land) -> None:
 
 
 @pytest.mark.parametrize("end", ["committed", "abandoned", "never offered"])
-def test_objects_of_a_load_go_when_nobody_needs_them_and_not_before(land: Land, end: str, ledger: Ledger) -> None:
+def test_objects_of_a_load_go_when_no_caller_needs_them_and_not_before(land: Land, end: str, ledger: Ledger) -> None:
     node = land.node()
     node.append(count=3)
     brought = {0: values(0, 30)}

@@ -31,7 +31,7 @@ MODES: Final = ("local", "shared_fs")
 def _ready(mode: str, durability: Durability) -> tuple[Land, Node]:
     land = Land(mode, partitions=2, durability=durability)
     node = land.node()
-    # The other partition is empty: there is no file yet that could tell where its log goes on.
+    # The other partition is empty: there is no file yet that could show where its log goes on.
     node.append(0, 2)
     node.shard(1)
     node.consume(0)
@@ -48,7 +48,7 @@ def _attach(node: Node) -> None:
 def _attach_one(node: Node) -> None:
     node.loads._attach("load-1", node.land.load(), [node.shard(0)])
     node.append(0)
-    # It stands before what is not committed, and hears of nothing behind that.
+    # It stands before what is not committed, and learns of nothing behind that.
     node.consume(0)
 
 
@@ -76,7 +76,7 @@ def test_no_crash_of_an_attach_breaks_a_promise(
     begun = len(trace)
     scenario(node)  # type: ignore[operator]
     assert broken(land, node, BROUGHT) == []
-    # What a probe of the file system leaves for an instant means nothing to anybody.
+    # What a probe of the file system leaves for an instant means nothing to any caller.
     assert [flaw for flaw in names_follow_bytes(trace) if ".probe" not in flaw.message] == []
     name = "attach" if scenario is _attach else "attach given up"
     digests: set[bytes] = set()

@@ -139,7 +139,7 @@ def test_a_store_that_fails_at_any_call_leaves_the_same_history(ledger: Ledger) 
 
 
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])
-def test_a_disk_that_fails_at_any_call_leaves_a_history_without_a_hole(mode: str, ledger: Ledger) -> None:
+def test_a_disk_that_fails_at_any_call_leaves_a_history_without_a_gap(mode: str, ledger: Ledger) -> None:
     run = Run(mode)
     assert run.attach()
     for index in range(run.begun[2], run.land.disk.calls_reached, EVERY):

@@ -56,7 +56,7 @@ def prepared(log: Storage, topic: Topic, load_id: str, records: int = RECORDS) -
 
 
 class Appender:
-    """Appends one record after the other until told to stop."""
+    """Appends one record after the other until asked to stop."""
 
     def __init__(self, topic: Topic) -> None:
         self.acked: list[int] = []

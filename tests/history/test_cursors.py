@@ -27,7 +27,7 @@ PREFIX: Final = "/forebay"
 
 
 class Desk:
-    """Readers of one name, each with a store of its own, and all that they were told."""
+    """Readers of one name, each with a store of its own, and all that they were answered."""
 
     def __init__(self, events: list[Event], store: ProgressStore, *, incarnation: str = TOPIC, epoch: int = 1) -> None:
         self.events = events

@@ -108,7 +108,7 @@ def test_orphans_are_swept_after_grace_and_never_what_the_catalog_names() -> Non
 
 
 def test_what_a_later_owner_has_put_there_is_not_swept_by_one_who_was_overtaken() -> None:
-    """It may be about to be named: whoever was paused for as long as the grace does not know."""
+    """It may be about to be named: whichever caller was paused for as long as the grace does not know."""
     house = House()
     house.append(10)
     house.seal()

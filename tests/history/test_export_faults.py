@@ -143,7 +143,7 @@ LANDINGS: Final[dict[str, tuple[Callable[[Run], object], Callable[[Run], object]
 
 
 @pytest.mark.parametrize("landing", LANDINGS)
-def test_a_store_that_fails_at_any_call_leaves_no_hole_and_no_other_content(landing: str, ledger: Ledger) -> None:
+def test_a_store_that_fails_at_any_call_leaves_no_gap_and_no_other_content(landing: str, ledger: Ledger) -> None:
     between, at_the_end = LANDINGS[landing]
     for call, fault in plan_faults(CALLS):
         if fault is not Fault.LATE and landing != "never":
@@ -186,7 +186,7 @@ def test_a_store_that_fails_again_while_it_is_repeated_does_no_harm_either(ledge
 
 @pytest.mark.parametrize("lands", ["before it is repeated", "when all is done"])
 @pytest.mark.parametrize("fault", list(MetadataFault))
-def test_metadata_that_fails_at_any_call_leaves_no_hole_and_no_double(
+def test_metadata_that_fails_at_any_call_leaves_no_gap_and_no_double(
     fault: MetadataFault, lands: str, ledger: Ledger
 ) -> None:
     methods = METADATA_CALLS if fault is MetadataFault.FAIL_BEFORE else {"transaction": METADATA_CALLS["transaction"]}
@@ -222,7 +222,7 @@ def test_what_an_older_epoch_had_under_way_never_lands_after_a_take_over(ledger:
 
 
 def test_a_transaction_that_lands_after_its_segments_were_merged_changes_nothing() -> None:
-    """Their keys are free again then: only the end of history tells that it was done before."""
+    """Their keys are free again then: only the end of history shows that it was done before."""
     for step in range(METADATA_CALLS["transaction"]):
         run = Run()
         run.faulty.inject(MetadataFault.TIME_OUT, after=step)

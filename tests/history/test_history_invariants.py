@@ -102,7 +102,7 @@ def _named(piece: SegmentDescriptor, start: int, end: int, reason: int = 1) -> S
     return msgspec.structs.replace(gap, reason=reason)
 
 
-def test_a_catalog_with_a_hole_an_overlap_or_a_disorder_is_named_i15() -> None:
+def test_a_catalog_with_a_gap_an_overlap_or_a_disorder_is_named_i15() -> None:
     first, second = _Exported().pieces
     bad: dict[str, tuple[Sequence[SegmentDescriptor], int]] = {
         "hole": ([first, _named(first, 6, 10)], 10),
@@ -254,8 +254,8 @@ def test_commits_of_an_older_epoch_are_named_i19_or_i20(name: str) -> None:
 
 
 def test_what_was_committed_is_recorded_and_nothing_else() -> None:
-    told: list[int] = []
-    recording = RecordingMetadata(MemoryMetadata(), on_commit=lambda operations: told.append(len(operations)))
+    reported: list[int] = []
+    recording = RecordingMetadata(MemoryMetadata(), on_commit=lambda operations: reported.append(len(operations)))
     state = ShardState(incarnation=TOPIC, epoch=4)
 
     recording.transaction([], [Put(KEYS.state, encode_value(state)), Put("/elsewhere", b"x")])
@@ -263,7 +263,7 @@ def test_what_was_committed_is_recorded_and_nothing_else() -> None:
     recording.transaction([], [Delete("/elsewhere")])
 
     assert commits_of(KEYS, recording.committed) == [Commit(state=state)]
-    assert told == [2, 1]
+    assert reported == [2, 1]
     again = replayed(recording.committed)
     assert [(entry.key, entry.value) for entry in again.range("")] == [(KEYS.state, encode_value(state))]
 

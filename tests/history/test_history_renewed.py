@@ -1,4 +1,4 @@
-"""History whose objects were copied, mended or indexed anew: whoever has read it goes on by what is named now."""
+"""History whose objects were copied, mended or indexed again: a reader goes on by what is named now."""
 
 from __future__ import annotations
 

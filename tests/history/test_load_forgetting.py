@@ -90,8 +90,8 @@ def test_a_load_that_was_given_up_is_forgotten(land: Land) -> None:
     assert not _is_known(land)
 
 
-def test_notes_of_a_load_that_nobody_finished_go_with_it(land: Land) -> None:
-    """As where the driver of a query gave it up, and nobody has looked since."""
+def test_notes_of_a_load_that_no_caller_finished_go_with_it(land: Land) -> None:
+    """As where the driver of a query gave it up, and no caller has looked since."""
     node = land.node()
     node.offer(BROUGHT)
     node.shard(0)
@@ -105,7 +105,7 @@ def test_notes_of_a_load_that_nobody_finished_go_with_it(land: Land) -> None:
     assert book.pending() == {}
 
 
-def test_notes_of_a_load_that_nobody_knows_go_at_the_next_look(land: Land) -> None:
+def test_notes_of_a_load_that_no_caller_knows_go_at_the_next_look(land: Land) -> None:
     node = land.node()
     node.offer(BROUGHT)
     book = LoadBook(land.inner, "/forebay", ManualClock())

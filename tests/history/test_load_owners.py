@@ -28,7 +28,7 @@ def _ended(land: Land, node: Node) -> None:
 
 
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])
-def test_the_directory_that_is_asked_opens_what_nobody_has(mode: str) -> None:
+def test_the_directory_that_is_asked_opens_what_no_caller_has(mode: str) -> None:
     land = Land(mode, partitions=2)
     node, other = land.node("a"), land.node("b")
     _offer(node, "a")
@@ -43,7 +43,7 @@ def test_the_directory_that_is_asked_opens_what_nobody_has(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])
-def test_who_held_a_partition_opens_it_for_a_load_whoever_is_asked(mode: str) -> None:
+def test_who_held_a_partition_opens_it_for_a_load_whichever_caller_is_asked(mode: str) -> None:
     land = Land(mode, partitions=2)
     first = land.node("a")
     for partition in (0, 1):

@@ -58,7 +58,7 @@ def _fill(log: Storage) -> Topic:
 
 
 def _path(topic: Topic, what: str) -> Path:
-    """The second file, which nobody has read before, or its index."""
+    """The second file, which no caller has read before, or its index."""
     path = shard_of(topic).wal.files.all[1].path
     return Path(index_name(path) if what == "index" else path)
 

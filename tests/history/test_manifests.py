@@ -136,8 +136,8 @@ def test_five_thousand_descriptors_become_one_on_a_real_cluster(etcd: EtcdMetada
 def test_a_history_is_read_through_its_manifest() -> None:
     blobs, metadata = SimulatedBlobs(), MemoryMetadata()
     catalog = catalog_of(metadata, blobs)
-    hole = gap_descriptor(Gap(60, 70, Reason.LOST), topic_id=TOPIC, epoch=1, created_at=1)
-    additions = [*_segments(blobs, 0, 3), hole, *_segments(blobs, 70, 3)]
+    gap = gap_descriptor(Gap(60, 70, Reason.LOST), topic_id=TOPIC, epoch=1, created_at=1)
+    additions = [*_segments(blobs, 0, 3), gap, *_segments(blobs, 70, 3)]
     catalog.extend(1, additions)
     catalog.replace(catalog.pieces()[1:6], swapped(blobs, additions[1:6]))
     catalog.extend(1, _segments(blobs, 130, 1))
@@ -178,9 +178,9 @@ def _walked(history: History) -> tuple[list[Record], list[Gap]]:
 
 
 def test_the_manifest_says_what_its_pieces_say_together() -> None:
-    hole = gap_descriptor(Gap(20, 25, Reason.LOST), topic_id=TOPIC, epoch=7, created_at=1)
+    gap = gap_descriptor(Gap(20, 25, Reason.LOST), topic_id=TOPIC, epoch=7, created_at=1)
 
-    found = swapped(SimulatedBlobs(), [piece(0, 10), piece(10, 20), hole, piece(25, 30)])
+    found = swapped(SimulatedBlobs(), [piece(0, 10), piece(10, 20), gap, piece(25, 30)])
 
     assert (found.start, found.end, found.records, found.live_records) == (0, 30, 25, 0)
     assert (found.time_min, found.time_max, found.epoch, found.status) == (0, 30, 7, Status.EXPORTED)
@@ -288,7 +288,7 @@ def test_what_is_added_while_a_sweep_runs_stays() -> None:
         assert catalog.descriptors() == expected
 
 
-def test_a_sweep_worked_out_for_a_topic_that_was_created_anew_meanwhile_removes_nothing_of_it() -> None:
+def test_a_sweep_worked_out_for_a_topic_that_was_created_again_meanwhile_removes_nothing_of_it() -> None:
     metadata = MemoryMetadata()
     catalog = catalog_of(metadata)
     filled(catalog, 20)
@@ -304,7 +304,7 @@ def test_a_sweep_worked_out_for_a_topic_that_was_created_anew_meanwhile_removes_
     assert [found.start for found in catalog.descriptors()] == list(range(0, 100, 10))
 
 
-def test_whoever_reads_while_descriptors_are_swapped_and_swept_sees_all_of_history() -> None:
+def test_whichever_caller_reads_while_descriptors_are_swapped_and_swept_sees_all_of_history() -> None:
     for moment in (1, 2):
         metadata, blobs = MemoryMetadata(), SimulatedBlobs()
         catalog = catalog_of(metadata, blobs)

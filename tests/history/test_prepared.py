@@ -184,7 +184,7 @@ def test_a_time_is_found_at_the_moved_offset(times: list[int], start: int, wante
     assert found == next((start + place for place, time in enumerate(times) if time >= wanted), None)
 
 
-def test_holes_of_a_segment_move_with_it() -> None:
+def test_gaps_of_a_segment_move_with_it() -> None:
     segment = PreparedSegment(HEADER)
     content = b"".join(segment.chunks([encode_rows(numbered(0, 3))]))
     _, footer, entries = segment.index()

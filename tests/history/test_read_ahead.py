@@ -1,4 +1,4 @@
-"""Reading ahead: the bytes asked for, each fetched once by whoever goes through in order, and few of them held."""
+"""Reading ahead: the bytes asked for, fetched once where a reader goes through in order, and few of them held."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_each_reader_in_order_fetches_each_byte_once_in_large_blocks(readers: in
     assert len(fetches.asked) < len(CONTENT) // BLOCK_BYTES + 8 * readers
 
 
-def test_a_failed_fetch_is_told_and_asked_for_again(pool: ThreadPoolExecutor) -> None:
+def test_a_failed_fetch_is_reported_and_asked_for_again(pool: ThreadPoolExecutor) -> None:
     fetches = Fetches(CONTENT)
     source = over(fetches, pool)
     source.read_at(PAGE_BYTES, 0)
@@ -122,7 +122,7 @@ def test_a_failed_fetch_is_told_and_asked_for_again(pool: ThreadPoolExecutor) ->
     assert source.read_at(PAGE_BYTES, PAGE_BYTES) == CONTENT[PAGE_BYTES : 2 * PAGE_BYTES]
 
 
-def test_whoever_reads_when_the_threads_have_ended_is_told_that_it_is_closed(pool: ThreadPoolExecutor) -> None:
+def test_whichever_caller_reads_when_the_threads_have_ended_learns_that_it_is_closed(pool: ThreadPoolExecutor) -> None:
     source, busy, over_now = over(Fetches(CONTENT), pool), threading.Barrier(3), threading.Event()
     for _ in range(2):
         pool.submit(lambda: (busy.wait(30), over_now.wait(30)))

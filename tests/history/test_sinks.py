@@ -1,4 +1,4 @@
-"""Batches of streaming queries as loads: of each batch one load is committed, whoever repeats it and whatever fails."""
+"""Batches of streaming queries as loads: of each batch one load is committed, whatever is repeated or fails."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_batch_is_recorded_by_what_commits_its_load_and_not_before(metadata: M
     assert book.pending() == {}
 
 
-def test_of_two_who_commit_a_load_at_once_both_are_told_that_it_is_committed(
+def test_of_two_who_commit_a_load_at_once_both_learn_that_it_is_committed(
     metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later one found the batch recorded, took the load for a repeat of itself, and failed to give it up."""
@@ -213,7 +213,7 @@ def test_a_second_load_of_a_batch_is_never_committed(metadata: MetadataStore) ->
     assert len(_committed(metadata)) == 1
 
 
-def test_a_topic_created_anew_is_refused_by_name(metadata: MetadataStore) -> None:
+def test_a_topic_created_again_is_refused_by_name(metadata: MetadataStore) -> None:
     book = _topic(metadata)
     book.offer_batch("one", _load(0))
     _attach(metadata, "one", 0, 1)

@@ -23,7 +23,7 @@ from tests.support.soak import SOAK
 from tests.support.waiting import PATIENCE, until
 
 RECORDS: Final = 200_000 if SOAK else 4_000
-# Few syncs: whoever asks for a new file waits for the one that is under way.
+# Few syncs: whichever caller asks for a new file waits for the one that is under way.
 SMALL: Final = msgspec.structs.replace(WAL, rotate_bytes_max=4096, cache_bytes_max=4096, sync_interval_ms=2_000)
 NOTHING_KEPT: Final = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
 
@@ -107,7 +107,7 @@ def test_what_left_the_disk_is_read_after_a_restart(land: Land) -> None:
         assert told(topic.read(EARLIEST)) == numbers(0, 45)
 
 
-def test_files_that_somebody_reads_are_kept_for_a_while(land: Land) -> None:
+def test_files_that_another_caller_reads_are_kept_for_a_while(land: Land) -> None:
     without_cache = msgspec.structs.replace(SMALL, cache_bytes_max=0)
     patient = RetentionSettings(time_s=0, bytes_max=0, grace_s=3600)
     with land.open("A", retention=patient, wal=without_cache) as log:

@@ -262,7 +262,7 @@ def _rewrite(exported: Exported, place: int, change: Change) -> None:
         metadata.transaction([], [Put(KEYS.segment(old.start), encode_value(change(old)))])
 
 
-def test_another_etag_of_sound_bytes_is_recorded_anew(tmp_path: Path) -> None:
+def test_another_etag_of_sound_bytes_is_recorded_again(tmp_path: Path) -> None:
     exported = Exported(tmp_path)
     etags = [piece.etag for piece in exported.descriptors()]
     _rewrite(exported, 1, lambda piece: msgspec.structs.replace(piece, etag="another"))

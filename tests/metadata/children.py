@@ -61,7 +61,7 @@ def write_pairs(path: str, start: str) -> None:
 
 
 def hold_session(path: str) -> None:
-    """Own a key until told to go, or killed."""
+    """Own a key until asked to go, or killed."""
     store = open_store(path)
     session = store.session(30.0)
     store.transaction([], [Put("leased", b"", session=session.id), Put("kept", b"")])
@@ -153,7 +153,7 @@ def _forked(store: SqliteMetadata, alive: Callable[[], bool], path: str, number:
 
 
 def _open_files() -> Iterator[str]:
-    """What this process has open, where the system tells."""
+    """What this process has open, where the system shows it."""
     if sys.platform == "linux":
         for descriptor in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):

@@ -136,7 +136,7 @@ def test_a_session_of_a_killed_process_has_ended(path: str, start: Start, ledger
 
 
 @pytest.mark.parametrize("way", ["get", "range", "absent", "watch", "read-only"])
-def test_keys_of_a_killed_process_vanish_for_whoever_looks(path: str, start: Start, way: str) -> None:
+def test_keys_of_a_killed_process_vanish_for_whichever_caller_looks(path: str, start: Start, way: str) -> None:
     with closing(open_store(path)) as store, store.watch("leased", from_revision=1) as watch:
         child = start("hold_session")
         hear(child)

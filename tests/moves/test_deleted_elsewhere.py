@@ -186,7 +186,7 @@ def test_an_open_shard_of_a_topic_that_was_deleted_elsewhere_stops(tmp_path: Pat
 
         with pytest.raises((forebay.Closed, forebay.UnknownTopic), match="was deleted"):
             topic.append(b"1")
-        # Once the upkeep has let go of the shard, its files go.
+        # Once the upkeep has given up the shard, its files go.
         until(lambda: not inside(a).engine.shards())
         clear_up(a)
     assert country.remains("A") == []
@@ -206,7 +206,7 @@ def test_an_open_ephemeral_topic_that_was_deleted_elsewhere_stops(tmp_path: Path
 
 
 @pytest.mark.parametrize("when", ["before", "behind"])
-def test_whoever_dies_over_a_deletion_it_reaches_every_directory(
+def test_whichever_caller_dies_over_a_deletion_it_reaches_every_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, ledger: Ledger
 ) -> None:
     for call in range(40):
@@ -238,7 +238,7 @@ def test_whoever_dies_over_a_deletion_it_reaches_every_directory(
     raise AssertionError("a deletion ends")
 
 
-def test_whoever_ends_a_deletion_without_a_store_leaves_the_objects_to_those_who_know_it(
+def test_whichever_caller_ends_a_deletion_without_a_store_leaves_the_objects_to_those_who_know_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     country, storeless = Country(rig.local(tmp_path)), Country(rig.local(tmp_path, handoff=False))

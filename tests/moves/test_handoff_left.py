@@ -62,7 +62,7 @@ def test_what_a_seal_that_was_not_finished_left_goes_after_its_grace(
         assert len(objects(land)) == 1, "within its grace"
 
     with land.open("A") as a:
-        # Nobody has used the topic since.
+        # No caller has used the topic since.
         outlast_grace(land)
         step(a)
         assert objects(land) == []
@@ -107,7 +107,7 @@ def test_a_topic_that_has_nothing_there_but_its_history_is_not_opened_for_that(t
         assert inside(b).shards() == []
 
 
-def test_whoever_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whichever_caller_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an object that the seal has just named again could go."""
     land = rig.local(tmp_path)
     half_sealed(land, monkeypatch)
@@ -129,7 +129,7 @@ def test_whoever_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatc
             assert objects(land) == []
 
 
-def test_what_history_has_let_go_of_goes_there_too(tmp_path: Path) -> None:
+def test_what_history_has_given_up_goes_there_too(tmp_path: Path) -> None:
     land = rig.local(tmp_path)
     with land.open("A") as a, land.open("B") as b:
         topic = a.create_topic(TOPIC, durability="fsync")

@@ -1,4 +1,4 @@
-"""An owner that nobody uses finds out too that its session is over: it stops, and sets aside what history lacks."""
+"""An owner that no caller uses finds out too that its session is over: it stops, and sets aside what history lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _nobody_looks_but_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "LOOK_SECONDS", 600.0)
 
 
-def test_an_overtaken_log_that_nobody_appends_to_stops_and_sets_its_files_aside(tmp_path: Path) -> None:
+def test_an_overtaken_log_that_no_caller_appends_to_stops_and_sets_its_files_aside(tmp_path: Path) -> None:
     land = rig.shared_fs(tmp_path)
     with land.open("A") as a, land.open("B") as b:
         topic = a.create_topic(TOPIC, durability="fsync")
@@ -42,7 +42,7 @@ def test_an_overtaken_log_that_nobody_appends_to_stops_and_sets_its_files_aside(
         assert b.topic(TOPIC).append(b"b") == began + 1
 
 
-def test_an_overtaken_ephemeral_topic_that_nobody_appends_to_ends(tmp_path: Path) -> None:
+def test_an_overtaken_ephemeral_topic_that_no_caller_appends_to_ends(tmp_path: Path) -> None:
     land = rig.shared_fs(tmp_path)
     with land.open("A") as a, land.open("B") as b:
         topic = a.create_topic(TOPIC, durability="ephemeral")

@@ -1,4 +1,4 @@
-"""What cannot move is refused before anything has changed, and whoever was refused did no harm."""
+"""What cannot move is refused before anything has changed, and whichever caller was refused did no harm."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, store: MetadataStore, call: int, *, b
 
 @pytest.mark.parametrize("when", ["before", "behind"])
 @pytest.mark.parametrize("wrong", ["sealed", "unknown", "emptied"])
-def test_a_contradiction_is_refused_whoever_died_over_refusing_it(
+def test_a_contradiction_is_refused_whichever_caller_died_over_refusing_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     wrong: str,
@@ -171,7 +171,7 @@ def test_a_contradiction_is_refused_whoever_died_over_refusing_it(
     assert calls == ([] if wrong != "emptied" else [0, 1])
 
 
-def test_a_contradiction_is_told_even_if_the_metadata_store_fails_then(
+def test_a_contradiction_is_reported_even_if_the_metadata_store_fails_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     land = rig.local(tmp_path)
@@ -198,7 +198,7 @@ def test_a_contradiction_is_told_even_if_the_metadata_store_fails_then(
 
 
 def with_one_forgotten(tmp_path: Path) -> tuple[rig.Land, str]:
-    """A directory of the topics a, b and c, where nobody knows the shard of b any more; the id of b."""
+    """A directory of the topics a, b and c, where no caller knows the shard of b any more; the id of b."""
     land = rig.local(tmp_path)
     with land.open("A") as log:
         for name in ("shop/a", "shop/b", "shop/c"):
@@ -217,7 +217,7 @@ def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> No
         assert {str(shard.ref) for shard in inside(a).shards()} == {"shop/a[0]", "shop/c[0]"}
 
 
-def test_a_damaged_log_that_nobody_knows_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
+def test_a_damaged_log_that_no_caller_knows_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
     land, forgotten = with_one_forgotten(tmp_path)
     for path in (land.root / "A" / "shards" / f"{forgotten}_0").glob("*.seg"):
         path.write_bytes(b"no segment")

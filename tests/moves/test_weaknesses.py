@@ -1,4 +1,4 @@
-"""Holes of other systems that concern history and moves: each is shut here, and a test says so by its name."""
+"""Weaknesses of other systems that concern history and moves: each is shut here, and a test says so by its name."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_seal_that_failed_leaves_a_topic_that_takes_appends(land: Land, moment
 
 
 class Writers:
-    """Threads that append until they are told that the topic has moved."""
+    """Threads that append until they learn that the topic has moved."""
 
     def __init__(self, topic: Topic, count: int = 4) -> None:
         self.acked: dict[int, bytes] = {}

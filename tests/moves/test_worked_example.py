@@ -160,7 +160,7 @@ def test_every_class_of_durability_moves_exactly(land: Land, ledger: Ledger) -> 
     ledger.count("moves", n=len(kinds), mode=land.settings.storage.mode)
 
 
-def test_whoever_is_not_the_target_is_told_who_is(land: Land) -> None:
+def test_whichever_caller_is_not_the_target_learns_who_is(land: Land) -> None:
     with land.open("A") as a, land.open("B") as b, land.open("C") as c:
         produce(a.create_topic(TOPIC), 0, 3)
         a.seal_topic(TOPIC, target=id_of(b))
@@ -172,7 +172,7 @@ def test_whoever_is_not_the_target_is_told_who_is(land: Land) -> None:
             c.topic(TOPIC).append(b"x")
 
 
-def test_what_was_sealed_for_anybody_is_promised_once_it_is_to_move(land: Land) -> None:
+def test_what_was_sealed_for_any_caller_is_promised_once_it_is_to_move(land: Land) -> None:
     with land.open("A") as a:
         produce(a.create_topic(TOPIC), 0, 3)
         assert a.seal_topic(TOPIC)[0].target is None

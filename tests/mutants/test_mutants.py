@@ -129,7 +129,7 @@ def _meets_a_failing_background_sync(rig: Simulated) -> None:
 
 
 def _flip_without_the_files_beside(durability: Durability) -> list[Violation]:
-    """One bit of the first of several synced records; `live` and `checkpoint` are missing, so only the log tells."""
+    """One bit of the first of several synced records; `live` and `checkpoint` are missing, so only the log shows."""
     rig = Rig(simulated(), durability).open()
     for _ in range(4):
         rig.append()

@@ -48,7 +48,7 @@ class Consumer:
     def acknowledge(self, shard: SegmentShard) -> None:
         """Everything that it was handed is done; by others, perhaps more is by now."""
         cursor, stop, spec = _cursor(shard), self.handed, shard.ref.spec
-        # Before it is done: whoever dies, or never hears the answer, may find it done.
+        # Before it is done: whichever caller dies, or never receives the answer, may find it done.
         self._disk.note(_HEARD, Acked(cursor, stop, None))
         progress = Progress(offset=stop, incarnation=spec.topic_id, epoch=shard.epoch)
         self._store.ack_up_to(_reader(shard), {shard.ref.partition: progress})

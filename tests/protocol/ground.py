@@ -57,7 +57,7 @@ class Ground:
         self.inner = metadata or MemoryMetadata()
         self.metadata = RecordingMetadata(self.inner, on_commit=self._committed)
         self.faulty = FaultyMetadata(self.metadata)
-        """What processes go through, unless told otherwise."""
+        """What processes go through, unless the caller says otherwise."""
         self.blobs = blobs
 
     def store(self) -> BlobStore:
@@ -170,7 +170,7 @@ class Member:
 
 
 def committed_in(notes: Iterable[Note]) -> list[Operations]:
-    """The transactions that a trace tells of."""
+    """The transactions that a trace records."""
     return [note.payload for note in notes if note.kind == _COMMITTED]  # type: ignore[misc]  # only `Ground` notes these
 
 

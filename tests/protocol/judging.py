@@ -113,7 +113,7 @@ def owners_followed(
 
 
 def seals_are_exact(commits: Iterable[Commit]) -> Iterator[Violation]:
-    """I21: a sealed shard has nothing given out beyond its end, so whoever comes next leaves no hole there."""
+    """I21: a sealed shard has nothing given out beyond its end, so whichever caller comes next leaves no gap there."""
     for commit in commits:
         state = commit.state
         if state is not None and state.phase is Phase.SEALED and state.reserved_end != state.next_offset:

@@ -1,6 +1,6 @@
 """What owners do with a shard in the crash and fault tests: small runs that reach every step of each protocol.
 
-Each can be finished by whoever comes after it was broken off, and says what must hold then.
+Each can be finished by whichever caller comes after it was broken off, and says what must hold then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Scenario(NamedTuple):
     by: tuple[str, ...]
     """Who may finish it."""
     exact: tuple[str, ...] = ()
-    """Who of them finishes it without a hole in the stream."""
+    """Who of them finishes it without a gap in the stream."""
     check: Callable[[World], list[Violation]] = lambda _: []
 
 
@@ -73,7 +73,7 @@ def _seal(_: World, nodes: list[Node]) -> None:
 
 
 def _sealed(world: World, name: str) -> list[Node]:
-    """Whoever it is in the end: a shard that can be sealed, and goes on elsewhere."""
+    """Whichever caller it is in the end: a shard that can be sealed, and goes on elsewhere."""
     if name == "a":
         return seal_and_pass(world, "a", "b")
     node = world.node("b")
@@ -155,7 +155,7 @@ def _taken_over(world: World, name: str) -> list[Node]:
 
 
 def _old_files_are_kept_apart(world: World) -> list[Violation]:
-    """Whoever has the shard goes on with files of its own time; what others had not exported can be salvaged."""
+    """The owner in the end goes on with files of its own time; what others had not exported can be salvaged."""
     state = world.state
     assert state is not None and state.holder is not None
     names = [name for name in world.log_files(state.holder) if name.endswith(".seg") and ASIDE not in name]

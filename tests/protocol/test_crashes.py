@@ -1,6 +1,6 @@
 """Every crash that the simulated disk knows, at every step of sealing, taking over, retaining, deleting and moving.
 
-The metadata store survives each crash as it stood at that moment. Whoever comes next, the same directory or
+The metadata store survives each crash as it stood at that moment. Whichever caller comes next, the same directory or
 another, finishes what was broken off, and every promise holds.
 """
 

@@ -1,6 +1,6 @@
 """Stores and metadata that fail at any call of a seal, a take-over, a move, a deletion, a retention.
 
-Whoever was at it repeats it, or dies and another finishes it: one history, no hole, nothing overwritten.
+Whichever caller was at it repeats it, or dies and another finishes it: one history, no gap, nothing overwritten.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def faults_of(scenario: Scenario, mode: str) -> Iterator[Armed]:
 
 
 @pytest.mark.parametrize(("scenario", "mode"), CASES)
-def test_whatever_fails_whoever_comes_next_brings_it_to_its_end(scenario: Scenario, mode: str, ledger: Ledger) -> None:
+def test_whatever_fails_the_next_process_brings_it_to_its_end(scenario: Scenario, mode: str, ledger: Ledger) -> None:
     broken: list[str] = []
     for armed in faults_of(scenario, mode):
         # By chance, but always the same: else one kind of fault would go with one way to finish it.
@@ -165,7 +165,7 @@ def test_an_upload_that_lands_after_the_topic_was_deleted_is_swept_after_its_gra
         with pytest.raises(ForebayError):
             node.shard.history.catch_up()
         other.delete()
-        # Before its grace nobody finds anything, and neither look must be the last one for that.
+        # Before its grace no caller finds anything, and neither look must be the last one for that.
         node.clear_moved()
         other.deletions.sweep_late()
 

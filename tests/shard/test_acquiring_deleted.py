@@ -1,4 +1,4 @@
-"""A shard of a deleted topic is not brought to life again by whoever still knows its name."""
+"""A shard of a deleted topic is not brought to life again by whichever caller still knows its name."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def live(node: Node, start: int = 0) -> list[int]:
 
 
 def holes(node: Node, start: int = 0) -> list[Gap]:
-    """What a reader from `start` on is told of."""
+    """What a reader from `start` on learns of."""
     gaps: list[Gap] = []
     at = start
     while (page := node.shard.read(at, 60)).next > at:
@@ -141,7 +141,7 @@ def test_deleting_before_moves_earliest_in_every_life_and_never_back(node: Node)
         node = reopened(node)
 
 
-def test_a_tombstone_says_why_and_is_told_once(node: Node) -> None:
+def test_a_tombstone_says_why_and_is_reported_once(node: Node) -> None:
     deletes = node.shard.deletes
     deletes.evict_below(5, Reason.TTL)
     node.export()
@@ -156,7 +156,7 @@ def test_a_tombstone_says_why_and_is_told_once(node: Node) -> None:
         node = reopened(node)
 
 
-def test_deletes_count_records_and_not_the_holes_between_them() -> None:
+def test_deletes_count_records_and_not_the_gaps_between_them() -> None:
     world = World("shared_fs", Durability.MEMORY)
     node = world.node("a")
     node.append(3)
@@ -214,7 +214,7 @@ def test_a_zombie_deletes_nothing_of_what_another_owns() -> None:
 
 @pytest.mark.parametrize("landing", [0, 1, 2])
 def test_an_export_that_lands_late_brings_no_deleted_record_back(landing: int) -> None:
-    """The outcome of the extending transaction is unknown when a delete comes: whoever takes over must know of it."""
+    """The outcome of the extending transaction is unknown when a delete comes: the next owner must know of it."""
     world = World("shared_fs")
     node = world.node("a")
     node.append(6)
@@ -300,7 +300,7 @@ def test_vectors_of_windows_below_the_floor_go_too(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_fault_of_dropping_leaves_a_hole(mode: str, ledger: Ledger) -> None:
+def test_no_fault_of_dropping_leaves_a_gap(mode: str, ledger: Ledger) -> None:
     for fault, method in [
         (Fault.FAIL_BEFORE, "get"),
         (Fault.FAIL_BEFORE, "range"),

@@ -96,7 +96,7 @@ def _beside(node: Node) -> FollowedShard:
     return shard
 
 
-def test_a_reader_beside_is_never_told_that_a_load_is_lost_where_the_floor_has_passed() -> None:
+def test_a_reader_beside_is_never_shown_that_a_load_is_lost_where_the_floor_has_passed() -> None:
     """Found by review: it was sent past the whole load, live records included, by what it knew of the floor before."""
     node = Land().node()
     node.append(count=3)

@@ -84,8 +84,10 @@ def _violations(state: CrashState, mode: str, durability: Durability, name: str)
     alive = {offset for offset, _ in first.records}
     broken = [f"I23: back are {sorted(alive & promised)}"] if alive & promised else []
     acked = {offset for append in world.history().acked for offset, _ in append.records}
-    told = {offset for gap in first.gaps for offset in range(gap.start, gap.stop) if gap.reason is not Reason.DELETED}
-    if durability is Durability.FSYNC and acked - begun - alive - (told if name == "b" else set()):
+    reported = {
+        offset for gap in first.gaps for offset in range(gap.start, gap.stop) if gap.reason is not Reason.DELETED
+    }
+    if durability is Durability.FSYNC and acked - begun - alive - (reported if name == "b" else set()):
         broken.append(f"I23: nobody deleted {sorted(acked - begun - alive)}")
     if [gap for gap in first.gaps if gap.reason is Reason.DAMAGED]:
         broken.append(f"I12: {first.gaps}")

@@ -60,7 +60,7 @@ def test_a_reader_beside_sees_deletes_in_every_tier(mode: str, durability: Durab
     assert live(node, followed(node, owned=False)) == [1, 5, 7, 8]
 
 
-def test_a_reader_beside_is_never_told_of_damage_where_the_floor_has_passed() -> None:
+def test_a_reader_beside_is_never_shown_damage_where_the_floor_has_passed() -> None:
     node = World("shared_fs").node("a")
     for _ in range(4):
         node.append(3)

@@ -45,7 +45,7 @@ def test_a_record_that_cannot_be_read_leaves_the_id() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/forebay", "/a/storage/topics/b", ""])
-def test_the_key_of_a_state_tells_its_prefix_and_its_shard(prefix: str) -> None:
+def test_the_key_of_a_state_shows_its_prefix_and_its_shard(prefix: str) -> None:
     key = state_key("shop", "orders", 3, prefix=prefix)
 
     assert (prefix_of_state(key), shard_of_state(key)) == (prefix, "shop/orders[3]")

@@ -1,4 +1,4 @@
-"""What ends while it is read: a reader is told of the end, and never of the damage that removing it leaves."""
+"""What ends while it is read: a reader learns of the end, and never of the damage that removing it leaves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Removed:
 @pytest.mark.parametrize(
     "before", [NOTHING, Ended(OffsetSet.of([20]), NOTHING.floor), Ended(OffsetSet(), Floor(1, 0, None))]
 )
-def test_a_floor_that_passes_a_reader_is_what_it_is_told(before: Ended) -> None:
+def test_a_floor_that_passes_a_reader_is_what_it_gets(before: Ended) -> None:
     stream = Removed(Floor(10, 6, Reason.TTL))
     stream.visible = Visible(stream, lambda: 30)
     stream.visible.ended = before

@@ -18,13 +18,13 @@ APPENDS_MAX: Final = 4
 
 
 def _offset_of_last(world: World) -> int:
-    told = [
+    reported = [
         note.payload
         for note in world.disk.trace.notes()
         if note.kind == NOTE and isinstance(note.payload, AppendAnswered)
     ]
-    assert told[-1].outcome is AppendOutcome.ACKED
-    return told[-1].offset
+    assert reported[-1].outcome is AppendOutcome.ACKED
+    return reported[-1].offset
 
 
 def _produced_long_ago(mode: str) -> tuple[World, Node]:

@@ -44,7 +44,7 @@ limits = st.builds(
 
 
 def stretches_of(start: int, given: list[Piece]) -> Iterator[Stretch]:
-    """What an engine would tell."""
+    """What an engine would show."""
     for sizes, live, appended_at in given:
         array = np.array(sizes, np.int64)
         yield Stretch(start, start + len(sizes), live, appended_at, sum(sizes), array.copy)

@@ -153,7 +153,7 @@ class Library:
             assert self.found(partial(look.read_by_tag, tag, **limits)) == expected
 
     def found(self, look_up: Callable[[int], Page], start: int = 0) -> list[int]:
-        """The offsets of all pages, where the records are as they were written and no hole is told."""
+        """The offsets of all pages, where the records are as they were written and no gap is reported."""
         records, gaps = paged(look_up, start)
         assert gaps == []
         for record in records:
@@ -254,7 +254,7 @@ def test_look_ups_pass_a_load_that_was_abandoned(library: Library) -> None:
     assert library.found(partial(library.lookups.read_by_tag, "t")) == [0, start + 4]
 
 
-def test_keys_that_share_a_hash_are_told_apart(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_share_a_hash_are_distinguished(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     def columns(_: Bytes, offsets: npt.NDArray[np.int32]) -> Hashes:
         return np.full(len(offsets) - 1, 7, dtype=np.uint64)
 
@@ -306,7 +306,7 @@ def test_what_a_log_file_has_lost_is_found_in_history(library: Library) -> None:
     assert library.found(partial(library.lookups.read_by_tag, "t")) == [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24]
 
 
-def test_ended_records_are_not_found_and_eviction_is_told(library: Library) -> None:
+def test_ended_records_are_not_found_and_eviction_is_reported(library: Library) -> None:
     library.append([Written(b"k", "t")] * 10)
     library.house.seal()
     library.append([Written(b"k", "t")] * 10)
@@ -328,7 +328,7 @@ def test_ended_records_are_not_found_and_eviction_is_told(library: Library) -> N
     assert look.read_by_key(b"k") == Page([], [], 20)
 
 
-def test_a_match_that_cannot_be_read_is_told_unless_history_has_it(library: Library) -> None:
+def test_a_match_that_cannot_be_read_is_reported_unless_history_has_it(library: Library) -> None:
     library.append([Written(b"k", "t")] * 3)
     library.house.seal()
     library.append([Written(b"k", "t")])

@@ -18,7 +18,7 @@ TOPIC = "ab" * 16
 
 @dataclass(frozen=True)
 class Facts:
-    """A local log, as a survey would tell of it."""
+    """A local log, as a survey would record it."""
 
     end: int = 0
     begins: int = 0

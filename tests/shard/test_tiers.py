@@ -1,4 +1,4 @@
-"""Who covers an offset: holes of the local log are filled from history where that has the records, and only there."""
+"""Who covers an offset: gaps of the local log are filled from history where that has the records, and only there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _files(start: int, end: int) -> FileList:
 
 
 class Log:
-    """Ten offsets in one file, with a hole in the middle."""
+    """Ten offsets in one file, with a gap in the middle."""
 
     head = 10
 
@@ -48,7 +48,7 @@ class Log:
 
 
 class Cut(Log):
-    """The same, of which the front has gone: what is left begins behind the hole, or nothing is left."""
+    """The same, of which the front has gone: what is left begins behind the gap, or nothing is left."""
 
     def __init__(self, begins: int | None) -> None:
         super().__init__(Reason.LOST)
@@ -136,14 +136,14 @@ def _stream(tiers: Tiers) -> list[tuple[int, int] | Gap]:
 
 
 @pytest.mark.parametrize("reason", [Reason.DAMAGED, Reason.HISTORY])
-def test_a_hole_in_the_middle_of_a_page_is_filled_from_history(reason: Reason) -> None:
+def test_a_gap_in_the_middle_of_a_page_is_filled_from_history(reason: Reason) -> None:
     assert _stream(Tiers(Log(reason), Past(8))) == [(0, 3), (3, 6), (6, 10)]
 
 
-def test_a_hole_that_history_does_not_have_stays_and_is_told() -> None:
-    hole = Gap(3, 6, Reason.DAMAGED)
-    assert _stream(Tiers(Log(Reason.DAMAGED), Past(2))) == [(0, 3), (6, 10), hole]
-    assert _stream(Tiers(Log(Reason.DAMAGED), Past(8, away=True))) == [(0, 3), (6, 10), hole]
+def test_a_gap_that_history_does_not_have_stays_and_is_reported() -> None:
+    gap = Gap(3, 6, Reason.DAMAGED)
+    assert _stream(Tiers(Log(Reason.DAMAGED), Past(2))) == [(0, 3), (6, 10), gap]
+    assert _stream(Tiers(Log(Reason.DAMAGED), Past(8, away=True))) == [(0, 3), (6, 10), gap]
 
 
 def test_what_only_history_holds_is_never_taken_for_empty() -> None:
@@ -171,7 +171,7 @@ def test_a_lost_range_is_no_business_of_history() -> None:
 
 @pytest.mark.parametrize(("begins", "stop"), [(6, 6), (None, 10)])
 @pytest.mark.parametrize("exported", [0, 4])
-def test_what_neither_the_files_nor_history_have_is_told_and_never_taken_for_the_end(
+def test_what_neither_the_files_nor_history_have_is_reported_and_never_taken_for_the_end(
     begins: int | None, stop: int, exported: int
 ) -> None:
     found = _stream(Tiers(Cut(begins), Past(exported)))

@@ -1,4 +1,4 @@
-"""A store that does not keep its promises gets nothing, though nobody could ask it when the process began."""
+"""A store that does not keep its promises gets nothing, though no caller could ask it when the process began."""
 
 from __future__ import annotations
 

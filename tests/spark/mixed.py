@@ -1,4 +1,4 @@
-"""A topic that lies in every tier at once, in each mode of storage, and how Spark is told where it is."""
+"""A topic that lies in every tier at once, in each mode of storage, and how Spark learns where it is."""
 
 from __future__ import annotations
 

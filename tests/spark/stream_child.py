@@ -108,7 +108,7 @@ def run(spark: SparkSession, orders: Orders) -> None:
 
 
 def _stay(where: str) -> None:
-    print(where, flush=True)  # noqa: T201 - the parent hears it
+    print(where, flush=True)  # noqa: T201 - the parent receives it
     threading.Event().wait()
 
 
@@ -120,4 +120,4 @@ def sunk(sink: Path) -> dict[int, list[Any]]:
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1], type=Orders)
     run(session("forebay stream", master=given.master, settings=SETTINGS), given)
-    print("ended", flush=True)  # noqa: T201 - the parent hears it
+    print("ended", flush=True)  # noqa: T201 - the parent receives it

@@ -210,7 +210,7 @@ def test_times_leave_out_the_segments_and_frames_that_cannot_match(edged: Mixed)
     assert runs == [(110, 120), (160, 165)], "one frame, and the tail, which has no index"
 
 
-def test_a_loss_is_told_where_the_filters_let_nothing_through(tmp_path: Path) -> None:
+def test_a_loss_is_reported_where_the_filters_let_nothing_through(tmp_path: Path) -> None:
     """What was lost may have passed."""
     path = tmp_path / "data"
     with forebay.open(str(path), SETTINGS) as log:

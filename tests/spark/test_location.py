@@ -24,7 +24,9 @@ def test_a_path_is_enough_and_other_options_are_left_aside() -> None:
     assert pickle.loads(pickle.dumps(location)) == location
 
 
-def test_relative_paths_are_settled_where_the_options_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_become_absolute_where_the_options_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "forebay.yaml"
     file.write_text("metadata: {path: meta.sqlite}\nstorage: {mode: shared_fs}\nstore: {root: 'st${WORD}'}\n")
@@ -168,5 +170,5 @@ def test_what_only_its_owner_has_is_refused() -> None:
         Location.parse({"broker": "http://b"}, {})
 
 
-def test_options_that_say_where_are_told_from_others() -> None:
+def test_options_that_say_where_are_distinguished_from_others() -> None:
     assert [is_about_place(name) for name in ("path", "store", "wal.dir", "topic")] == [True, True, True, False]

@@ -154,5 +154,7 @@ def test_what_is_wrong_is_named_with_the_way_out(name: str, text: str, message: 
         ({"maxOffsetsPerTrigger": "5"}, True),
     ],
 )
-def test_options_of_a_stream_are_told_from_those_of_a_batch(options: dict[str, str], *, expected: bool) -> None:
+def test_options_of_a_stream_are_distinguished_from_those_of_a_batch(
+    options: dict[str, str], *, expected: bool
+) -> None:
     assert is_for_stream(options) is expected

@@ -188,7 +188,7 @@ def test_lost_offsets_fail_by_name_or_are_skipped(path: Path, caplog: pytest.Log
     assert "offsets [10, 25) lost cannot be read: 15 offsets skipped, since failOnDataLoss is false" in caplog.text
 
 
-def test_losses_of_class_memory_are_told_and_no_failure(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_losses_of_class_memory_are_reported_and_no_failure(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lose_some(path, "shop/orders")
     with forebay.open(str(path), SETTINGS) as log:
         log.topic("shop/orders").append(b"after")
@@ -199,7 +199,7 @@ def test_losses_of_class_memory_are_told_and_no_failure(path: Path, caplog: pyte
 
 
 def _with_hole(path: Path, reason: Reason) -> Filled:
-    """Ten records, a hole, and one behind it."""
+    """Ten records, a gap, and one behind it."""
     with forebay.open(str(path), SETTINGS) as log:
         filled = Filled(log, "shop/orders")
         filled.many(10)
@@ -297,7 +297,7 @@ def test_unknown_topic_and_directory_are_named(path: Path, tmp_path: Path, log: 
         load(_options(tmp_path / "nowhere"))
 
 
-def test_relative_path_is_settled_where_the_read_is_planned(
+def test_relative_path_becomes_absolute_where_the_read_is_planned(
     path: Path, log: forebay.Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Filled(log, "shop/orders").many(10)

@@ -1,4 +1,4 @@
-"""A session that is there already is taken as it is; what it lacks is told once."""
+"""A session that is there already is taken as it is; what it lacks is reported once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Session:
 
 
 @pytest.mark.parametrize(("off", "effect"), [("spark.python.unix.domain.socket.enabled", "rows reach Spark over TCP")])
-def test_running_session_is_taken_and_what_it_lacks_is_told_once(
+def test_running_session_is_taken_and_what_it_lacks_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, off: str, effect: str
 ) -> None:
     warn_once.cache_clear()

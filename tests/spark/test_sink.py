@@ -86,7 +86,7 @@ def test_a_query_killed_at_any_step_of_its_sink_gives_every_row_once(
         child = subprocess.run(
             [sys.executable, "-m", "tests.spark.killed_sink", step, str(directory)],
             cwd=Path(__file__).parents[2],
-            start_new_session=True,  # whoever dies takes its group along
+            start_new_session=True,  # whichever caller dies takes its group along
             check=False,
         )
         assert child.returncode == -signal.SIGKILL
@@ -109,7 +109,7 @@ def test_a_result_that_is_replaced_as_a_whole_is_refused(spark: SparkSession, di
         writer.option("checkpointLocation", f"{directory}/c").outputMode("complete").start().processAllAvailable()
 
 
-def test_without_the_ids_that_spark_tells_its_tasks_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_ids_that_spark_shows_its_tasks_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     class Untold:
         def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
             return "query" if name == QUERY_ID else None

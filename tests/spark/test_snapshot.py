@@ -216,7 +216,7 @@ def test_a_topic_that_moved_is_read_from_its_history(tmp_path: Path) -> None:
 
 
 def test_files_of_a_directory_that_lost_the_shard_are_not_its_records(tmp_path: Path) -> None:
-    """What they have beyond history, whoever holds the shard now could not take over."""
+    """What they have beyond history, whichever caller holds the shard now could not take over."""
     mixed = Mixed(rig.shared_fs(tmp_path, export=ExportSettings(at_close_seconds_max=0)), partitions=1)
     mixed.filled.many(100)
     mixed.export()
@@ -263,7 +263,7 @@ def test_nothing_behind_a_load_that_is_only_offered_is_shown(mixed: Mixed, monke
     assert _read(mixed) == mixed.rows
 
 
-def test_a_load_that_was_given_up_is_a_hole_that_nobody_misses(mixed: Mixed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_was_given_up_is_a_gap_that_no_caller_misses(mixed: Mixed, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed.filled.many(50, 0)
     rows = list(mixed.filled.rows)
     with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""The source inside Spark: its rows equal a plain computation, whoever holds the directory, and errors are named."""
+"""The source inside Spark: its rows equal a plain computation, whichever process holds the directory."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_min_partitions_makes_more_tasks(load: Callable[..., DataFrame], log: fo
     assert spark_rows(frame) == in_order(filled.rows)
 
 
-def test_lost_offsets_fail_by_name_unless_told_to_go_on(load: Callable[..., DataFrame], path: Path) -> None:
+def test_lost_offsets_fail_by_name_unless_asked_to_go_on(load: Callable[..., DataFrame], path: Path) -> None:
     with forebay.open(str(path), SETTINGS) as log:
         filled = Filled(log, "shop/orders")
         filled.many(10)

@@ -1,4 +1,4 @@
-"""How much a micro-batch takes: never more than the limit, never nothing, in proportion, and nobody starves."""
+"""How much a micro-batch takes: never more than the limit, never nothing, in proportion, and no caller starves."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_small_partition_is_not_starved_beside_one_that_never_empties(limit: int
     assert min(served.values()) >= 10
 
 
-def test_holes_cost_nothing() -> None:
+def test_gaps_cost_nothing() -> None:
     place = Place("a/b", 0)
     backlog = Backlog(0, [WeighedRange(0, 10, 10), WeighedRange(10, 70_000, 0), WeighedRange(70_000, 70_010, 10)])
 

@@ -90,7 +90,7 @@ def test_offsets_of_a_later_version_are_left_to_it() -> None:
         StreamOffsets.parse(_stored(version=2, topics="of another form"))
 
 
-def test_topic_created_anew_is_told_by_its_id() -> None:
+def test_topic_created_again_is_recognised_by_its_id() -> None:
     offsets = StreamOffsets.parse(_stored())
 
     offsets.check_lives({"shop/orders": _ID, "shop/other": "f" * 32})

@@ -189,7 +189,7 @@ def _wait(query: StreamingQuery, pipe: Pipe, count: int) -> None:
     assert len(pipe.sink.rows) >= count
 
 
-def test_limits_hold_for_each_batch_and_the_progress_tells_the_lag(pipe: Pipe, log: forebay.Storage) -> None:
+def test_limits_hold_for_each_batch_and_the_progress_shows_the_lag(pipe: Pipe, log: forebay.Storage) -> None:
     filled = Filled(log, "shop/orders", partitions=2)
     filled.many(900, 0)
     filled.many(100, 1)
@@ -284,7 +284,7 @@ def test_start_by_time_and_columns_of_a_stream(pipe: Pipe, log: forebay.Storage,
     assert stream.load().columns == ["offset", "value"]
 
 
-def test_topic_created_anew_fails_the_query_by_name(pipe: Pipe, log: forebay.Storage) -> None:
+def test_topic_created_again_fails_the_query_by_name(pipe: Pipe, log: forebay.Storage) -> None:
     Filled(log, "shop/orders").many(10)
     pipe.run()
     log.delete_topic("shop/orders")
@@ -294,7 +294,7 @@ def test_topic_created_anew_fails_the_query_by_name(pipe: Pipe, log: forebay.Sto
         pipe.run(failOnDataLoss="false")
 
 
-def test_evicted_before_it_was_read_fails_unless_told_to_go_on(pipe: Pipe, log: forebay.Storage) -> None:
+def test_evicted_before_it_was_read_fails_unless_asked_to_go_on(pipe: Pipe, log: forebay.Storage) -> None:
     filled = Filled(log, "shop/orders")
     filled.many(100)
     pipe.run(maxOffsetsPerTrigger="100")

@@ -231,11 +231,11 @@ def test_both_limits_hold_and_something_goes_through() -> None:
         assert sum(_ends(stream.latest(stream.initial())).values()) == records
 
 
-def test_holes_do_not_count_as_records() -> None:
-    hole = SegmentDescriptor(
+def test_gaps_do_not_count_as_records() -> None:
+    gap = SegmentDescriptor(
         kind=DescriptorKind.GAP, topic_id="a" * 32, start=10, end=70_000, epoch=1, reason=int(Reason.SKIPPED)
     )
-    pieces = (ScanPiece(0, 10, 1000), ScanPiece(10, 70_000, 0, hole), ScanPiece(70_000, 70_010, 1000))
+    pieces = (ScanPiece(0, 10, 1000), ScanPiece(10, 70_000, 0, gap), ScanPiece(70_000, 70_010, 1000))
     land = Land(_view(stop=70_010, pieces=pieces))
 
     for limit in ({"offsets_max": 15}, {"bytes_max": 1500}):
@@ -281,7 +281,7 @@ def test_topic_that_is_gone_is_a_named_loss(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
-def test_topic_created_anew_fails_by_name(fail_on_data_loss: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_topic_created_again_fails_by_name(fail_on_data_loss: bool) -> None:  # noqa: FBT001 - a parameter of the test
     land = Land(_view(stop=10))
     stream = land.stream(fail_on_data_loss=fail_on_data_loss)
     start = stream.initial()
@@ -293,7 +293,7 @@ def test_topic_created_anew_fails_by_name(fail_on_data_loss: bool) -> None:  # n
             ask()
 
 
-def test_older_copy_is_told_by_its_epoch_and_by_its_end() -> None:
+def test_older_copy_is_recognised_by_its_epoch_and_by_its_end() -> None:
     land = Land(_view(stop=10, epoch=4))
     stream = land.stream()
     end = stream.latest(stream.initial())

@@ -69,7 +69,7 @@ def _evict(mixed: Mixed, kept: int) -> None:
     shard.history.retain()
 
 
-def test_a_topic_created_anew_between_the_looks_is_refused_by_name(spark: SparkSession, mixed: Mixed) -> None:
+def test_a_topic_created_again_between_the_looks_is_refused_by_name(spark: SparkSession, mixed: Mixed) -> None:
     def anew() -> None:
         mixed.log.delete_topic(TOPIC)
         mixed.log.create_topic(TOPIC).append_many([b"another"] * 400)

@@ -1,4 +1,4 @@
-"""Upkeep of open tables: what is expired goes with its files, what is named stays, whoever else is about."""
+"""Upkeep of open tables: what is expired goes with its files, what is named stays, whichever process is about."""
 
 from __future__ import annotations
 

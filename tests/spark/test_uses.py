@@ -257,8 +257,8 @@ def test_this_spark_is_seen_to_share_plans_so_nothing_is_pushed(
 
     Frames(pushing, mixed, "source").at("offset < 3").explain("formatted")
 
-    told = capsys.readouterr().out
-    assert "Filter" in told and "PushedFilters: [" not in told.replace("PushedFilters: []", "")
+    reported = capsys.readouterr().out
+    assert "Filter" in reported and "PushedFilters: [" not in reported.replace("PushedFilters: []", "")
 
 
 def test_filters_are_right_where_push_down_is_off(pushing: SparkSession, mixed: Mixed) -> None:

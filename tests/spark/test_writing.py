@@ -1,4 +1,4 @@
-"""Writing from Spark: the rows of a DataFrame are in the topic, all of them or none, whoever owns it."""
+"""Writing from Spark: the rows of a DataFrame are in the topic, all of them or none, whichever caller owns it."""
 
 from __future__ import annotations
 

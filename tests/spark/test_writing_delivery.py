@@ -1,4 +1,4 @@
-"""The driver's part of a write, without Spark: whoever owns the topic, whatever dies, all rows are there or none."""
+"""The driver's part of a write, without Spark: whatever dies and whichever process is the owner, all rows or none."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def bring(target: Target, batch: int, values: Sequence[bytes] = VALUES, tasks: i
 
 
 def shown(place: Place, name: str = "a") -> list[bytes]:
-    """Every value in the topic, for an owner; a gap that tells of a loss fails."""
+    """Every value in the topic, for an owner; a gap that records a loss fails."""
     with place.open(name) as log:
         return sorted(record.value or b"" for record in log.topic(TOPIC).read())
 
@@ -124,7 +124,7 @@ def _status(place: Place, load_id: str) -> LoadStatus | None:
 
 
 def _pending(place: Place) -> dict[str, dict[int, AttachedPart]]:
-    """The loads that somebody still has to see to."""
+    """The loads that another caller still has to see to."""
     with opened(place.target().location) as found:
         return LoadBook(found.metadata, found.settings.metadata.prefix, ManualClock()).pending()
 
@@ -135,7 +135,7 @@ def objects(place: Place) -> list[str]:
     return [path.name for path in root.rglob("*.seg") if "/loads/" in str(path)]
 
 
-def test_nobody_owns_the_topic_and_it_is_attached_here(place: Place) -> None:
+def test_no_caller_owns_the_topic_and_it_is_attached_here(place: Place) -> None:
     target = place.target()
 
     deliver(target, "load", staged(target, "load"))
@@ -143,7 +143,7 @@ def test_nobody_owns_the_topic_and_it_is_attached_here(place: Place) -> None:
     assert shown(place) == sorted(VALUES)
 
 
-def test_a_driver_that_is_not_told_whether_it_attached_looks(place: Place) -> None:
+def test_a_driver_without_an_answer_whether_it_attached_looks(place: Place) -> None:
     target, attach_in, lost = place.target(), delivery.Delivery.attach_in, [True]
 
     def attached(self: delivery.Delivery, path: str, load_id: str) -> None:
@@ -186,7 +186,7 @@ def test_an_owner_in_this_process_attaches_it_though_it_never_used_the_topic(pla
 
 
 def test_a_driver_waits_for_a_directory_that_is_open_and_takes_it_once_it_is_not(tmp_path: Path) -> None:
-    """Whoever has it open is still starting, and attaches nothing."""
+    """Whichever caller has it open is still starting, and attaches nothing."""
     place = Place(tmp_path, "local")
     with place.open() as log:
         log.create_topic(TOPIC, partitions=3)
@@ -203,7 +203,7 @@ def test_a_driver_waits_for_a_directory_that_is_open_and_takes_it_once_it_is_not
     assert shown(place) == sorted(VALUES)
 
 
-def test_a_load_that_nobody_attaches_is_given_up_in_the_end(place: Place) -> None:
+def test_a_load_that_no_caller_attaches_is_given_up_in_the_end(place: Place) -> None:
     target = place.target(attachTimeout="0.2")
     results = staged(target, "load")
     with contextlib.ExitStack() as held:
@@ -267,7 +267,7 @@ delivery.deliver(*pickle.loads(sys.stdin.buffer.read()))
 def test_a_driver_killed_at_any_transaction_is_replayed_to_the_same_rows(
     place: Place, moment: str, ledger: Ledger
 ) -> None:
-    """The replay is cut in another way; what was appended before and after is there, and no hole tells of a loss."""
+    """The replay is cut in another way; what was appended before and after is there, and no gap records a loss."""
     with place.open() as log:
         log.topic(TOPIC).append_many([b"early"] * 5, partition=0)
     batch = 0
@@ -295,7 +295,7 @@ def _values(batch: int) -> list[bytes]:
 
 
 def test_what_a_dead_driver_has_attached_everywhere_is_committed_by_the_replay(place: Place) -> None:
-    """Without another attempt to own anything: nobody has to attach any more."""
+    """Without another attempt to own anything: no caller has to attach any more."""
     dying = mock.patch.object(LoadBook, "commit", side_effect=KeyboardInterrupt)
     with dying, pytest.raises(KeyboardInterrupt):
         bring(place.target(), 0)
@@ -408,7 +408,7 @@ def test_two_drivers_of_one_query_bring_a_batch_once(place: Place) -> None:
     assert shown(place) == sorted(value for batch in range(3) for value in _values(batch))
 
 
-def test_attempts_that_nobody_waits_for_add_nothing_and_are_swept(place: Place) -> None:
+def test_attempts_that_no_caller_waits_for_add_nothing_and_are_swept(place: Place) -> None:
     """A second attempt of each task ends before the commit, and a third one after it."""
     target = place.target()
     results = staged(target, "load")
@@ -438,7 +438,7 @@ def test_an_empty_batch_is_a_batch(place: Place) -> None:
     assert shown(place) == sorted(VALUES)
 
 
-def test_a_topic_created_anew_under_a_query_is_refused_by_name(place: Place) -> None:
+def test_a_topic_created_again_under_a_query_is_refused_by_name(place: Place) -> None:
     bring(place.target(), 0)
     with place.open() as log:
         log.delete_topic(TOPIC)

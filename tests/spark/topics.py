@@ -135,7 +135,7 @@ def lose_some(path: Path, name: str) -> None:
 
 
 def skip_offsets(path: Path, spec: TopicSpec, gap: Gap) -> None:
-    """Open the closed log of a shard behind a hole, and put a record there."""
+    """Open the closed log of a shard behind a gap, and put a record there."""
     disk, settings = SystemDisk(), WalSettings(free_bytes_min=0)
     directory = f"{path}/shards/{shard_id(spec.topic_id, 0)}"
     facts = survey(disk, directory, settings)

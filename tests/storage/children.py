@@ -175,7 +175,7 @@ def _said_closed(call: Callable[[], object]) -> str:
         call()
     except Closed as error:
         return "closed" if "before a fork" in str(error) else f"closed-without-saying-why:{error}".replace(" ", "_")
-    except BaseException as error:  # noqa: BLE001  # told to the parent
+    except BaseException as error:  # noqa: BLE001  # reported to the parent
         return f"{type(error).__name__}:{error}".replace(" ", "_")
     return "worked"
 
@@ -203,11 +203,11 @@ def fork_under_load(path: str, forks: str) -> None:
         child = os.fork()
         if child == 0:
             calls = [lambda: topic.append(b"v", partition=0), lambda: memory.append(b"v"), lambda: list(topic.read())]
-            told = all(_said_closed(call) == "closed" for call in calls)
+            reported = all(_said_closed(call) == "closed" for call in calls)
             log.close()
             with forebay.open(f"{path}-{number}", SMALL) as own:
                 own.create_topic("t").append(b"v")
-            os._exit(0 if told else 1)
+            os._exit(0 if reported else 1)
         codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     stop.set()
     for thread in threads:

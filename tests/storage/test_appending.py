@@ -92,7 +92,7 @@ def test_a_partition_that_is_named_is_used(log: Storage) -> None:
     assert len(list(topic.read())) == 5
 
 
-def test_many_records_are_placed_by_key_and_told_in_the_order_given(log: Storage) -> None:
+def test_many_records_are_placed_by_key_and_reported_in_the_order_given(log: Storage) -> None:
     topic = log.create_topic("t", partitions=4)
     keys = [b"%d" % n if n % 5 else None for n in range(100)]
 
@@ -302,7 +302,7 @@ def test_the_window_of_producers_survives_reopening(tmp_path: Path) -> None:
 
 @pytest.mark.plain_locks
 def test_where_some_partitions_hold_and_others_do_not_the_outcome_says_so(tmp_path: Path) -> None:
-    """The error of the failed partition said that nothing was done, and nobody wrote what the others had queued."""
+    """The error of the failed partition said that nothing was done, and no caller wrote what the others had queued."""
     with Storage.open(str(tmp_path / "log"), quick(queue_records_max=4, append_timeout_ms=0)) as log:
         topic = log.create_topic("t", partitions=2)
         by_partition = {partition_of_key(b"%d" % n, 2): b"%d" % n for n in range(50)}
@@ -325,7 +325,7 @@ def test_where_some_partitions_hold_and_others_do_not_the_outcome_says_so(tmp_pa
 def test_a_split_append_that_is_refused_half_way_says_what_is_in(
     keys: list[bytes] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`Unavailable` said that nothing was done, and whoever repeated the append had its first pieces twice."""
+    """`Unavailable` said that nothing was done, and whichever caller repeated the append had its first pieces twice."""
     monkeypatch.setattr("forebay.appends.free_space.CHECK_SECONDS", 0.0)
     disk = WatchedDisk()
 

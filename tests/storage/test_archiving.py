@@ -84,7 +84,7 @@ def test_a_damaged_index_does_not_keep_other_shards_from_history(tmp_path: Path)
 
 
 def test_a_file_that_cannot_be_sealed_before_sealed_ones_is_no_reason_to_go_round_and_round(tmp_path: Path) -> None:
-    """Found by review: the thread stepped 30,000 times a second, and nobody could make it leave a shard alone."""
+    """Found by review: the thread stepped 30,000 times a second, and no caller could make it leave a shard alone."""
     settings = _settings(tmp_path)
     with Storage.open(tmp_path / "log", settings) as log:
         inside(log).workers.history.take_over()
@@ -291,7 +291,7 @@ def test_files_are_exported_at_the_start_by_interval_and_by_size(tmp_path: Path)
         assert exported(b"large" * 200) == 4, "by size"
 
 
-def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path) -> None:
+def test_whichever_caller_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
         worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
@@ -308,7 +308,7 @@ def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path)
 
             assert shard.history.exported == 0
             assert "epoch" in (shard.wal.fenced or "")
-            # Of the shard that was stopped, or by whoever opens it anew: in the background it is dropped meanwhile.
+            # Of the shard that was stopped, or by the caller that opens it again: it may be dropped meanwhile.
             with pytest.raises((Fenced, Moved)):
                 log.topic("orders").append(b"1")
 
@@ -429,7 +429,7 @@ def test_a_deletion_that_a_dead_process_has_begun_is_finished_by_one_that_lives(
         assert inside(log).shards() == []
 
 
-def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_no_caller_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
         worker = inside(log).workers.history.take_over()
         bad, good = _with_sealed_file(log, "bad"), _with_sealed_file(log, "good")

@@ -98,7 +98,7 @@ def test_a_missing_marker_of_a_directory_with_a_log(path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["missing", "empty"])
 def test_a_lost_metadata_store_is_not_taken_for_a_new_one(path: Path, how: str) -> None:
-    """It had been made anew, and every topic was gone."""
+    """It had been made again, and every topic was gone."""
     (path / "metadata.sqlite").unlink()
     if how == "empty":
         (path / "metadata.sqlite").touch()

@@ -117,7 +117,7 @@ def test_a_look_up_beside_the_owner_reads_only_what_is_new_of_a_file_that_grows(
     assert grown._postings is postings
 
 
-def test_a_look_up_beside_the_owner_hears_that_the_topic_was_deleted(tmp_path: Path) -> None:
+def test_a_look_up_beside_the_owner_learns_that_the_topic_was_deleted(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log, forebay.open(tmp_path / "log", QUICK, read_only=True) as beside:
         log.create_topic("t").append(b"v", key=b"k", tag="a")
         topic = beside.topic("t")

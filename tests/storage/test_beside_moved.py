@@ -25,15 +25,15 @@ def _settings(tmp_path: Path) -> Settings:
 
 
 def _told(topic: Topic) -> list[bytes | Gap | None]:
-    told: list[bytes | Gap | None] = []
-    # One by one: a hole is told of between two records.
-    for record in topic.read(0, partition=0, on_gap=lambda _, gap: told.append(gap)):
-        told.append(record.value)  # noqa: PERF401
-    return told
+    reported: list[bytes | Gap | None] = []
+    # One by one: a gap is reported between two records.
+    for record in topic.read(0, partition=0, on_gap=lambda _, gap: reported.append(gap)):
+        reported.append(record.value)  # noqa: PERF401
+    return reported
 
 
 def test_records_that_were_lost_in_a_take_over_are_lost_beside_their_old_directory_too(tmp_path: Path) -> None:
-    """Found by review: the old files told of records where everybody else was told of a hole."""
+    """Found by review: the old files reported records where every other reader got a gap."""
     settings = _settings(tmp_path)
     with Storage.open(tmp_path / "A", settings) as a:
         topic = a.create_topic("orders")
@@ -51,7 +51,7 @@ def test_records_that_were_lost_in_a_take_over_are_lost_beside_their_old_directo
             assert beside.topic("orders").offset_at_time(0) == 0
 
 
-def test_who_waits_beside_a_directory_hears_of_what_another_one_has_exported(tmp_path: Path) -> None:
+def test_who_waits_beside_a_directory_learns_of_what_another_one_has_exported(tmp_path: Path) -> None:
     settings = _settings(tmp_path)
     with Storage.open(tmp_path / "A", settings) as a, Storage.open(tmp_path / "B", settings) as b:
         a.create_topic("orders").append(b"0")

@@ -162,7 +162,7 @@ def test_a_copy_that_is_killed_goes_on(tmp_path: Path, engine: str) -> None:
         assert [shapes(log.topic("two"), n) for n in (0, 1)] == [shapes(log.topic("one"), n) for n in (0, 1)]
 
 
-def test_what_was_deleted_evicted_or_lost_is_not_copied_and_told(tmp_path: Path) -> None:
+def test_what_was_deleted_evicted_or_lost_is_not_copied_and_reported(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log:
         one = filled(log.create_topic("one", engine="rocksdb", cap_records=20))
         inside(log).workers.limits.step()

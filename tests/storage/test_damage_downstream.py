@@ -104,13 +104,13 @@ def test_a_damaged_file_is_not_given_away(tmp_path: Path, give: str, size: int) 
     with Storage.open(tmp_path / "a", _settings(tmp_path)) as log:
         topic = log.topic(NAME)
         for _ in range(2):
-            with pytest.raises(DataLoss) as told:
+            with pytest.raises(DataLoss) as reported:
                 log.seal_topic(NAME) if give == "seal" else log.export_topic(NAME)
 
-            assert f"{NAME}[0]" in str(told.value)
-            assert f"{file} is damaged at byte " in str(told.value)
-            assert "offsets [0, 3)" in str(told.value)
-            assert "--accept-damage" in str(told.value)
+            assert f"{NAME}[0]" in str(reported.value)
+            assert f"{file} is damaged at byte " in str(reported.value)
+            assert "offsets [0, 3)" in str(reported.value)
+            assert "--accept-damage" in str(reported.value)
         assert topic.append(b"more") == 9
         assert topic.offsets().exported == 0
         assert _read(topic) == ([*found[3:], b"more"], [DAMAGED])
@@ -282,15 +282,15 @@ def test_damage_after_the_seal_is_named_and_accepted_too(tmp_path: Path, what: s
         else:
             file.with_suffix(".idx").write_bytes(bytes(100))
 
-        with pytest.raises(Corrupt) as told:
+        with pytest.raises(Corrupt) as reported:
             log.export_topic(NAME)
         log.export_topic(NAME, accept_damage=True)
         log.seal_topic(NAME)
 
     if what == "segment":
-        assert isinstance(told.value, DataLoss)
-        assert f"{NAME}[0]: {file} is not what was sealed" in str(told.value)
-        assert "damaged at byte" in str(told.value) and "(offsets [3, 6))" in str(told.value)
+        assert isinstance(reported.value, DataLoss)
+        assert f"{NAME}[0]: {file} is not what was sealed" in str(reported.value)
+        assert "damaged at byte" in str(reported.value) and "(offsets [3, 6))" in str(reported.value)
     with Storage.open(tmp_path / "b", _settings(tmp_path)) as log:
         kept = found if what == "index" else [*found[:3], *found[6:]]
         assert _read(log.topic(NAME)) == ([*kept, b"more"], [] if what == "index" else [Gap(3, 6, Reason.DAMAGED)])

@@ -98,17 +98,17 @@ def test_a_damaged_match_is_data_loss(damaged: Damaged, look_up: Callable[[Topic
                 look_up(log.topic(NAME))
 
 
-def test_on_gap_hears_of_it_and_the_look_up_goes_on(damaged: Damaged) -> None:
+def test_on_gap_learns_of_it_and_the_look_up_goes_on(damaged: Damaged) -> None:
     heard: list[tuple[int, Gap]] = []
     gap = (0, Gap(1, 2, Reason.DAMAGED))
     with damaged.open() as log:
         topic = log.topic(NAME)
 
-        newest = values(topic.read_by_key(b"k", on_gap=lambda *told: heard.append(told)))
+        newest = values(topic.read_by_key(b"k", on_gap=lambda *reported: heard.append(reported)))
         assert (newest, heard) == ([OLD], [gap])
-        history = values(topic.read_by_key(b"k", history=True, on_gap=lambda *told: heard.append(told)))
+        history = values(topic.read_by_key(b"k", history=True, on_gap=lambda *reported: heard.append(reported)))
         assert (history, heard) == ([OLD], [gap] * 2)
-        tagged = values(topic.read_by_tag("t", on_gap=lambda *told: heard.append(told)))
+        tagged = values(topic.read_by_tag("t", on_gap=lambda *reported: heard.append(reported)))
         assert (tagged, heard) == ([OLD], [gap] * 3)
 
 
@@ -226,7 +226,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             topic.delete_by_tag("t")
 
 
-def test_a_second_process_is_told_too(tmp_path: Path) -> None:
+def test_a_second_process_gets_it_too(tmp_path: Path) -> None:
     damaged = Damaged(tmp_path, "file")
     with (
         Storage.open(tmp_path / "a", damaged.settings, read_only=True) as log,
@@ -251,7 +251,7 @@ def test_the_same_in_asyncio(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["file", "accepted", "read only"])
 def test_a_time_in_a_damaged_range_leads_to_it(tmp_path: Path, where: str) -> None:
-    """The first record at or after the time may have stood there: a reader that begins there is told."""
+    """The first record at or after the time may have stood there: a reader that begins there gets the gap."""
     settings = _settings(tmp_path)
     with Storage.open(tmp_path / "a", settings) as log:
         topic = log.create_topic(NAME, durability="fsync")

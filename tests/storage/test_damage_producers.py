@@ -85,7 +85,7 @@ def test_the_refusal_outlives_restarts_and_moves(tmp_path: Path) -> None:
                 log.seal_topic(NAME)
 
 
-def test_the_object_put_right_before_anything_is_appended_tells_again(tmp_path: Path) -> None:
+def test_the_object_put_right_before_anything_is_appended_shows_again(tmp_path: Path) -> None:
     found = _exported(tmp_path)
     _flip(found)
     with _open(tmp_path, "b") as log, pytest.raises(Conflict):
@@ -130,7 +130,7 @@ def test_a_damaged_log_file_refuses_repeats_until_it_is_put_right(tmp_path: Path
         _produce(log.create_topic(NAME, durability="disk"), 30)
     (file,) = (tmp_path / "a").glob("shards/*/*.seg")
     _flip(file)
-    # Else it would tell of producers, and nothing would have to be read for that.
+    # Else it would record producers, and nothing would have to be read for that.
     (file.parent / "checkpoint").unlink()
     with _open(tmp_path, "a") as log:
         topic = log.topic(NAME)
@@ -148,7 +148,7 @@ def test_a_damaged_log_file_refuses_repeats_until_it_is_put_right(tmp_path: Path
 
 
 def test_a_log_that_was_closed_in_order_knows_its_producers_whatever_becomes_of_the_file(tmp_path: Path) -> None:
-    """The checkpoint of a clean stop tells of them: a repeat gets its offset though its record cannot be read."""
+    """The checkpoint of a clean stop records them: a repeat gets its offset though its record cannot be read."""
     with _open(tmp_path, "a") as log:
         _produce(log.create_topic(NAME, durability="disk"), 30)
     (file,) = (tmp_path / "a").glob("shards/*/*.seg")

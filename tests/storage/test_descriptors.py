@@ -67,7 +67,7 @@ def test_hundreds_of_topics_stay_within_the_default(tmp_path: Path) -> None:
 def test_a_file_whose_sync_for_room_fails_is_not_called_durable_and_heals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system told the sync that made room, and would tell no other."""
+    """The system reported it to the sync that made room, and reports it to no other."""
     real, failed = machine.flush, list[str]()
     monkeypatch.setattr(SystemDisk, "sync_filesystem", lambda disk, path: pytest.fail("one file at a time"))
     settings = {

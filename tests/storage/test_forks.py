@@ -72,7 +72,7 @@ def _refused(calls: list[Callable[[], object]]) -> list[str]:
         except Closed as error:
             if "before a fork" not in str(error):
                 wrong.append(f"{place}: {error}")
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # noqa: BLE001 - reported to the parent
             wrong.append(f"{place}: {error!r}")
     return wrong
 

@@ -1,4 +1,4 @@
-"""A shard that this process gave up or lost: no handle keeps the closed one, the one opened anew is looked after."""
+"""A shard that this process gave up or lost: no handle keeps the closed one, the one opened again is looked after."""
 
 from __future__ import annotations
 

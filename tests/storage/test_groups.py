@@ -65,10 +65,10 @@ def test_a_reader_and_a_group_of_one_name_are_the_same_place(tmp_path: Path) -> 
         assert log.group("billing").fetch("shop/orders") == 5
 
 
-def test_of_two_members_that_expect_the_same_place_one_is_told(tmp_path: Path) -> None:
+def test_of_two_members_that_expect_the_same_place_one_is_refused(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log:
         _topic(log)
-        group, told = log.group("billing"), []
+        group, reported = log.group("billing"), []
         begin = threading.Barrier(8)
 
         def member(offset: int) -> None:
@@ -76,15 +76,15 @@ def test_of_two_members_that_expect_the_same_place_one_is_told(tmp_path: Path) -
             try:
                 group.commit("shop/orders", offset, expected=0)
             except Conflict as error:
-                told.append(str(error))
+                reported.append(str(error))
 
         members = [threading.Thread(target=member, args=(offset,)) for offset in range(1, 9)]
         for thread in members:
             thread.start()
         for thread in members:
             thread.join()
-        assert len(told) == 7
-        assert "another member has committed" in told[0]
+        assert len(reported) == 7
+        assert "another member has committed" in reported[0]
         stands = group.fetch("shop/orders")
         assert stands is not None
         assert group.commit("shop/orders", 1, expected=stands) == 1

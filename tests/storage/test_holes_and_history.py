@@ -1,4 +1,4 @@
-"""What a seal or an export promises where files end in holes, or cannot be sealed."""
+"""What a seal or an export promises where files end in gaps, or cannot be sealed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _settings(tmp_path: Path) -> Settings:
     return Settings.load(overrides={**QUICK, "storage": {"mode": "shared_fs"}, "store": {"root": f"{tmp_path}/store"}})
 
 
-def test_a_log_that_ends_in_a_hole_behind_its_last_file_is_sealed(tmp_path: Path) -> None:
-    """Found by review: the hole was named by a file without records, which is never exported."""
+def test_a_log_that_ends_in_a_gap_behind_its_last_file_is_sealed(tmp_path: Path) -> None:
+    """Found by review: the gap was named by a file without records, which is never exported."""
     disk, gaps = WatchedDisk(), []
     with Storage.open(tmp_path / "log", _settings(tmp_path), disk=disk) as log:
         topic = log.create_topic("orders", durability="memory")

@@ -1,4 +1,4 @@
-"""A seal that was broken off is repeated or taken back by whoever had the topic; what has arrived is left alone."""
+"""A seal that was broken off is repeated or taken back where the topic was; what has arrived is left alone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_seal_is_repeated_where_one_partition_has_arrived_already(tmp_path: Pa
 def test_a_seal_that_finds_less_in_history_than_in_the_log_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever kept the end from being exported, and whoever said that it was."""
+    """Whatever kept the end from being exported, and whichever caller said that it was."""
     settings = _settings(tmp_path)
     with Storage.open(tmp_path / "A", settings) as a, Storage.open(tmp_path / "B", settings) as b:
         topic = a.create_topic("orders")

@@ -429,7 +429,7 @@ def test_of_many_that_alter_at_once_every_change_holds(log: Storage) -> None:
     assert log.topic("t").spec == topic.spec
 
 
-def test_another_process_and_another_log_hear_of_it(tmp_path: Path) -> None:
+def test_another_process_and_another_log_learn_of_it(tmp_path: Path) -> None:
     settings = {**QUICK, "retention": {"evict_interval_s": 1}}
     with forebay.open(tmp_path / "log", settings) as log:
         log.create_topic("t")
@@ -444,7 +444,7 @@ def test_another_process_and_another_log_hear_of_it(tmp_path: Path) -> None:
                 beside.alter_topic("t", partitions=3)
 
 
-def test_a_topic_on_segment_files_hears_by_its_own_upkeep(tmp_path: Path) -> None:
+def test_a_topic_on_segment_files_learns_by_its_own_upkeep(tmp_path: Path) -> None:
     settings = {**QUICK, "metadata": {"path": str(tmp_path / "shared.sqlite")}, "retention": {"evict_interval_s": 1}}
     with forebay.open(tmp_path / "a", settings) as here, forebay.open(tmp_path / "b", settings) as there:
         topic = here.create_topic("t")

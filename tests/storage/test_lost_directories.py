@@ -42,7 +42,7 @@ def test_all_shards_are_refused_by_a_recovery_of_all(tmp_path: Path) -> None:
             recovered.raise_failed()
 
 
-def test_the_topic_can_be_deleted_and_created_anew(tmp_path: Path) -> None:
+def test_the_topic_can_be_deleted_and_created_again(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with forebay.open(str(data)) as log:
         log.create_topic("shop/orders").append(b"first")

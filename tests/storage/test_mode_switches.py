@@ -1,4 +1,4 @@
-"""The mode of storage is changed between two runs: no offset is given out twice, whoever goes on."""
+"""The mode of storage is changed between two runs: no offset is given out twice, whichever caller goes on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_was_written_in_mode_local_is_not_taken_over_by_a_directory_in_anot
         assert a.topic("orders").append(b"2") == 2
 
 
-def test_a_directory_that_changes_to_another_mode_tells_how_far_its_log_went_before_anyone_may_take_over(
+def test_a_directory_that_changes_to_another_mode_shows_how_far_its_log_went_before_anyone_may_take_over(
     tmp_path: Path,
 ) -> None:
     with Storage.open(tmp_path / "A", _local(tmp_path)) as a:

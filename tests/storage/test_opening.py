@@ -101,7 +101,7 @@ def test_a_log_may_be_opened_beside_its_owner_to_read(tmp_path: Path) -> None:
                 call()
 
 
-def test_a_topic_without_records_can_be_read_where_nobody_owns_it(tmp_path: Path) -> None:
+def test_a_topic_without_records_can_be_read_where_no_caller_owns_it(tmp_path: Path) -> None:
     """A reader beside no owner took the missing directory of an unused shard for files that keep changing."""
     with forebay.open(tmp_path / "log", QUICK) as log:
         log.create_topic("t")
@@ -111,7 +111,7 @@ def test_a_topic_without_records_can_be_read_where_nobody_owns_it(tmp_path: Path
         assert beside.topic("t").offsets().next == 0
 
 
-def test_a_reader_beside_the_owner_hears_that_a_topic_was_deleted(tmp_path: Path) -> None:
+def test_a_reader_beside_the_owner_learns_that_a_topic_was_deleted(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log, forebay.open(tmp_path / "log", QUICK, read_only=True) as beside:
         log.create_topic("t").append(b"v")
         stream = beside.topic("t").follow(EARLIEST)
@@ -188,7 +188,7 @@ def test_metadata_in_memory_is_refused_for_a_directory(tmp_path: Path) -> None:
         forebay.open(tmp_path / "log", {"metadata": {"backend": "memory"}})
 
 
-def test_recovery_tells_its_progress_and_opens_every_shard(tmp_path: Path) -> None:
+def test_recovery_shows_its_progress_and_opens_every_shard(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log:
         for name in "abc":
             log.create_topic(name, partitions=2).append_many([b"x" * 1000] * 50, keys=[b"%d" % n for n in range(50)])
@@ -202,7 +202,7 @@ def test_recovery_tells_its_progress_and_opens_every_shard(tmp_path: Path) -> No
         assert sum(len(list(log.topic(name).read())) for name in "abc") == 150
 
 
-def test_limits_are_applied_to_topics_that_nobody_has_used_since(tmp_path: Path) -> None:
+def test_limits_are_applied_to_topics_that_no_caller_has_used_since(tmp_path: Path) -> None:
     """Only those with limits are opened for that, and only where they have records."""
     clock = ManualClock()
     settings = Settings.load(overrides=QUICK)
@@ -224,7 +224,7 @@ def test_limits_are_applied_to_topics_that_nobody_has_used_since(tmp_path: Path)
         }
 
 
-def test_a_limit_that_is_new_is_applied_to_a_topic_that_nobody_has_used_since(tmp_path: Path) -> None:
+def test_a_limit_that_is_new_is_applied_to_a_topic_that_no_caller_has_used_since(tmp_path: Path) -> None:
     clock = ManualClock()
     settings = Settings.load(overrides=QUICK)
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
@@ -244,7 +244,7 @@ def test_a_topic_with_limits_that_cannot_be_opened_is_tried_again_if_that_may_he
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    # Nobody but the test steps.
+    # No caller but the test steps.
     settings = Settings.load(overrides={**QUICK, "retention": {"evict_interval_s": 3600}})
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
         for name in ("slow", "broken", "fine"):
@@ -271,8 +271,8 @@ def test_a_topic_with_limits_that_cannot_be_opened_is_tried_again_if_that_may_he
         assert sorted(shard.ref.spec.topic for shard in inside(log).shards()) == ["fine", "slow"]
 
 
-def test_closing_waits_for_whoever_is_just_hearing_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the watch is closed below it, and a warning is the last that is heard of a log."""
+def test_closing_waits_for_the_thread_that_reads_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the watch is closed below it, and a warning is the last line of a log."""
     held: list[bool] = []
     with Storage.open(tmp_path / "log", Settings.load(overrides=QUICK)) as log:
         inside(log).follow_changes()
@@ -315,7 +315,7 @@ def test_a_watch_that_fails_is_closed_before_the_next_begins(
 
 
 def test_recovery_opens_shards_of_every_engine_on_disk_and_applies_their_limits(tmp_path: Path) -> None:
-    """Nobody has used the topics since, and limits are due only later: the database was not even opened."""
+    """No caller has used the topics since, and limits are due only later: the database was not even opened."""
     clock = ManualClock()
     settings = Settings.load(overrides=QUICK)
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:

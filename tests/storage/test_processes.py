@@ -147,7 +147,7 @@ def test_a_deletion_that_a_kill_interrupts_is_finished_at_the_next_opening(start
         assert log.create_topic("t").append(b"new") == 0
 
 
-def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(start: Start, path: str) -> None:
+def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(start: Start, path: str) -> None:
     """The child had inherited the locks and kept them alive after its parent's death."""
     parent = start("fork_once")
     _, pid, *answers = hear(parent).split(" ")

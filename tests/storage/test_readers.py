@@ -60,7 +60,7 @@ def test_a_reader_goes_on_where_it_acknowledged(tmp_path: Path) -> None:
         assert _values(billing.follow(timeout=0.05)) == [b"4", b"new", b"1", b"3", b"5"]
 
 
-def test_a_place_moves_forward_alone_and_back_only_when_told(tmp_path: Path) -> None:
+def test_a_place_moves_forward_alone_and_back_only_when_asked(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log:
         topic = log.create_topic("t")
         topic.append_many([b"a", b"b", b"c"], timestamps=[10, 20, 30])

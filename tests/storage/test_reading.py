@@ -1,4 +1,4 @@
-"""Reading: from any place, up to an end or following what comes, past named holes, at any pace."""
+"""Reading: from any place, up to an end or following what comes, past named gaps, at any pace."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_partitions_follow_each_other_and_an_offset_needs_one(log: Storage) -> N
             topic.read(start)
 
 
-def test_arrow_and_records_tell_the_same(log: Storage) -> None:
+def test_arrow_and_records_show_the_same(log: Storage) -> None:
     topic = log.create_topic("t", partitions=2)
     topic.append_many([b"%d" % n for n in range(50)], keys=[b"%d" % n for n in range(50)], tags="x", timestamps=5)
     topic.append(b"one", headers={"h": b"1", "n": None})
@@ -126,7 +126,7 @@ def test_following_starts_at_the_end_and_ends_when_nothing_comes(log: Storage) -
     assert values(topic.follow(LATEST, timeout=0)) == []
 
 
-def test_following_stops_when_told_even_with_more_to_read(log: Storage) -> None:
+def test_following_stops_when_asked_even_with_more_to_read(log: Storage) -> None:
     topic = log.create_topic("t")
     stop = threading.Event()
     for _ in range(5):
@@ -171,7 +171,7 @@ def damaged(path: Path) -> None:
     second.write_bytes(content)
 
 
-def test_a_hole_raises_once_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:
+def test_a_gap_raises_once_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:
     """The stream had been a generator, which an exception ends: asked again it said that there was nothing more."""
     damaged(tmp_path / "log")
     with forebay.open(tmp_path / "log", QUICK) as log:
@@ -180,27 +180,27 @@ def test_a_hole_raises_once_and_the_stream_goes_on_behind_it(tmp_path: Path) -> 
             seen = []
             with pytest.raises(DataLoss, match=r"default/t\[0\]: offsets \[10, 20\) damaged cannot be read.*on_gap"):
                 for record in stream:
-                    seen.append(record)  # noqa: PERF402  # what came before the hole is kept
+                    seen.append(record)  # noqa: PERF402  # what came before the gap is kept
             assert values(seen) == [b"%d" % n for n in range(10)]
 
             assert values(stream) == [b"%d" % n for n in range(20, 30)]
 
 
-def test_whoever_asks_is_told_of_holes_in_their_place(tmp_path: Path) -> None:
+def test_whichever_caller_asks_learns_of_gaps_in_their_place(tmp_path: Path) -> None:
     damaged(tmp_path / "log")
     with forebay.open(tmp_path / "log", QUICK) as log:
         topic = log.topic("t")
-        told: list[object] = []
+        reported: list[object] = []
 
         def on_gap(partition: int, gap: Gap) -> None:
-            told.append((partition, gap))
+            reported.append((partition, gap))
 
         for record in topic.read(on_gap=on_gap):
-            told.append(record.offset)  # noqa: PERF401  # holes come in between
+            reported.append(record.offset)  # noqa: PERF401  # gaps come in between
 
-        assert told == [*range(10), (0, Gap(10, 20, Reason.DAMAGED)), *range(20, 30)]
+        assert reported == [*range(10), (0, Gap(10, 20, Reason.DAMAGED)), *range(20, 30)]
         assert [b.num_rows for b in topic.read_arrow(15, on_gap=on_gap)] == [10]
-        assert told[-1] == (0, Gap(15, 20, Reason.DAMAGED))
+        assert reported[-1] == (0, Gap(15, 20, Reason.DAMAGED))
         assert values(topic.read(20)) == [b"%d" % n for n in range(20, 30)]
 
 

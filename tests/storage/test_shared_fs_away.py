@@ -129,7 +129,7 @@ def test_an_empty_directory_in_the_place_of_a_mount_with_history_begins_no_secon
 
 
 def test_a_machine_that_does_not_see_the_mount_brings_nothing(tmp_path: Path) -> None:
-    """A worker of Spark would put its part where nobody else looks, and call it done."""
+    """A worker of Spark would put its part where no other process looks, and call it done."""
     root = tmp_path / "history"
     groups = {**QUICK, "storage": {"mode": "shared_fs"}, "store": {"root": str(root)}}
     Storage.open(tmp_path / "log", Settings.load(overrides=groups)).close()

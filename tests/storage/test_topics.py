@@ -124,7 +124,7 @@ def test_a_deleted_topic_is_unknown_and_its_files_are_gone(path: str) -> None:
 
 
 def test_the_handle_of_a_deleted_topic_does_not_bring_it_back(path: str) -> None:
-    """A partition that had not been used yet was opened anew, and blocked the next topic of that name."""
+    """A partition that had not been used yet was opened again, and blocked the next topic of that name."""
     with forebay.open(path, QUICK) as log:
         old = log.create_topic("t", partitions=2)
         log.delete_topic("t")
@@ -140,7 +140,7 @@ def test_the_handle_of_a_deleted_topic_does_not_bring_it_back(path: str) -> None
         assert values(new.read()) == [b"new", b"new"]
 
 
-def test_a_topic_created_anew_is_empty_whatever_the_class(path: str) -> None:
+def test_a_topic_created_again_is_empty_whatever_the_class(path: str) -> None:
     for durability in ("ephemeral", "memory", "disk", "fsync"):
         with forebay.open(path, QUICK) as log:
             log.create_topic("t", durability=durability).append_many([b"old"] * 3)

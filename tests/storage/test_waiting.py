@@ -16,7 +16,7 @@ from tests.storage.rig import WatchedDisk, quick
 
 
 class Bell(threading.Event):
-    """An event nobody sets, whose waiting passes on the hand-turned clock; remembers how long each was."""
+    """An event no caller sets, whose waiting passes on the hand-turned clock; remembers how long each was."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()

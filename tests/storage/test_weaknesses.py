@@ -1,4 +1,4 @@
-"""Holes of other systems that concern the surface: each is shut here, and a test says so by its name."""
+"""Weaknesses of other systems that concern the surface: each is shut here, and a test says so by its name."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_metadata_store_that_fails_is_not_taken_for_a_new_topic(tmp_path: Path
 
 
 @pytest.mark.parametrize("method", ["get", "transaction"])
-def test_a_shard_whose_state_cannot_be_read_is_not_begun_anew(method: str) -> None:
+def test_a_shard_whose_state_cannot_be_read_is_not_begun_again(method: str) -> None:
     for home in (
         MemoryHome(metadata=FaultyMetadata(MemoryMetadata())),
         SegmentHome(SimulatedDisk(directories=["/s"]), "/s", "disk", metadata=FaultyMetadata(MemoryMetadata())),

@@ -126,7 +126,7 @@ def test_what_is_sealed_after_a_while_is_exported_by_itself(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("ending", ["close", "delete"])
-def test_whoever_ends_a_topic_waits_for_the_seal_that_has_begun(
+def test_whichever_caller_ends_a_topic_waits_for_the_seal_that_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     with Storage.open(tmp_path / "log", quick()) as log:

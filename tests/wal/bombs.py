@@ -98,7 +98,7 @@ READERS: Final[dict[str, Callable[[Simulated], None]]] = {
 
 
 def stays_packed(rig: Simulated, read: Callable[[Simulated], None]) -> Iterator[Violation]:
-    """I30: whatever is read, memory stays bounded; what cannot be read is a hole or an error by name."""
+    """I30: whatever is read, memory stays bounded; what cannot be read is a gap or an error by name."""
     tracemalloc.start()
     try:
         with contextlib.suppress(ForebayError):

@@ -32,7 +32,7 @@ def recover_and_go_on(state: CrashState, durability: Durability) -> list[Violati
 
 
 def _repeat(rig: Simulated) -> None:
-    """Every producer repeats its newest append that anyone heard of."""
+    """Every producer repeats its newest append that anyone learned of."""
     newest: dict[int, tuple[int, int]] = {}
     for append in rig.history().appends.values():
         producing = append.begun.producing

@@ -130,15 +130,15 @@ class Rig(Generic[D]):
         value = value_of(attempt, 0, None, size)
         self.note(Begun(attempt, (value,), producing=None))
         row = (value, None, None, (), self.clock.now_ms())
-        told = AppendAnswered(attempt, AppendOutcome.REFUSED)
+        reported = AppendAnswered(attempt, AppendOutcome.REFUSED)
         try:
-            told = AppendAnswered(attempt, AppendOutcome.ACKED, self.append_row(row))
+            reported = AppendAnswered(attempt, AppendOutcome.ACKED, self.append_row(row))
         except Indeterminate:
-            told = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
+            reported = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
         except ForebayError:
             pass
-        self.note(told)
-        return told.outcome
+        self.note(reported)
+        return reported.outcome
 
     def append_row(self, row: Row) -> int:
         """Through the shard."""
@@ -163,16 +163,16 @@ class Rig(Generic[D]):
 
     def hear(self, attempt: int, ticket: Ticket | ForebayError) -> AppendOutcome:
         """Wait for the answer and note it."""
-        told = AppendAnswered(attempt, AppendOutcome.REFUSED)
+        reported = AppendAnswered(attempt, AppendOutcome.REFUSED)
         if isinstance(ticket, Ticket):
             try:
-                told = AppendAnswered(attempt, AppendOutcome.ACKED, self.wal.acknowledge(ticket))
+                reported = AppendAnswered(attempt, AppendOutcome.ACKED, self.wal.acknowledge(ticket))
             except Indeterminate:
-                told = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
+                reported = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
             except ForebayError:
                 pass
-        self.note(told)
-        return told.outcome
+        self.note(reported)
+        return reported.outcome
 
     def flush(self) -> None:
         """Make everything durable and note that it is."""
@@ -204,10 +204,10 @@ class Rig(Generic[D]):
 
 
 class BareRig(Rig[D]):
-    """The log alone, begun by hand: where it goes on is told, and whose it is."""
+    """The log alone, begun by hand: where it goes on is given, and whose it is."""
 
     lease = True
-    """What the log hears when it asks whether it still has an owner."""
+    """What the log receives when it asks whether it still has an owner."""
 
     def append_row(self, row: Row) -> int:
         """There is no shard around the log."""
@@ -229,7 +229,7 @@ class BareRig(Rig[D]):
         window: ProducerWindow | None = None,
         on_dirty: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Begin in a new epoch; unless told otherwise exactly where the local log ends."""
+        """Begin in a new epoch; unless the caller says otherwise exactly where the local log ends."""
         self.epoch += 1
         found = facts if facts is not None else self.surveyed()
         self.log = resume(
@@ -284,7 +284,7 @@ def stage(wal: Wal, values: Sequence[bytes], producing: tuple[int, int] | None, 
 
 
 def history_of(durability: Durability, notes: Sequence[Note], *, extra: Sequence[Event] = ()) -> ShardEvents:
-    """The history that the notes of a trace tell."""
+    """The history that the notes of a trace show."""
     events: list[Event] = []
     for note in notes:
         if note.kind == NOTE:

@@ -144,7 +144,7 @@ def facts_of(disk: SimulatedDisk, settings: WalSettings, *, trusting: bool) -> S
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_told_is_what_a_walk_finds(seed: int) -> None:
+def test_what_is_reported_is_what_a_walk_finds(seed: int) -> None:
     """Random lives, each ended in order or by a crash: an opening that trusts knows what one that walks does."""
     random = Random(seed)
     rig = Rig(simulated(), random.choice([Durability.DISK, Durability.FSYNC]), settings=LARGE)
@@ -172,19 +172,24 @@ def test_what_is_told_is_what_a_walk_finds(seed: int) -> None:
     rig.open().append()
     rig.shard.upkeep.close()
 
-    told, walked = (facts_of(rig.disk, LARGE, trusting=trusting) for trusting in (True, False))
+    reported, walked = (facts_of(rig.disk, LARGE, trusting=trusting) for trusting in (True, False))
 
-    assert told.last is not None and walked.last is not None
-    assert told.last.state is not None and told.last.state.identity == "", "it was walked"
-    assert (told.end, told.epoch, told.clean, told.damage) == (walked.end, walked.epoch, walked.clean, walked.damage)
-    assert (told.begins, told.reserved_end) == (walked.begins, walked.reserved_end)
-    assert list(told.window.entries()) == list(walked.window.entries())
+    assert reported.last is not None and walked.last is not None
+    assert reported.last.state is not None and reported.last.state.identity == "", "it was walked"
+    assert (reported.end, reported.epoch, reported.clean, reported.damage) == (
+        walked.end,
+        walked.epoch,
+        walked.clean,
+        walked.damage,
+    )
+    assert (reported.begins, reported.reserved_end) == (walked.begins, walked.reserved_end)
+    assert list(reported.window.entries()) == list(walked.window.entries())
     for name in ("frames", "gaps", "previous_end", "stop", "closed", "opened", "durable", "torn_bytes"):
-        assert getattr(told.last, name) == getattr(walked.last, name), name
-    removals = [(last.removals.floor, sorted(last.removals.deletes)) for last in (told.last, walked.last)]
+        assert getattr(reported.last, name) == getattr(walked.last, name), name
+    removals = [(last.removals.floor, sorted(last.removals.deletes)) for last in (reported.last, walked.last)]
     assert removals[0] == removals[1]
-    thin, full = told.last.index, walked.last.index
-    for offset in range(told.last.start, told.end + 1):
+    thin, full = reported.last.index, walked.last.index
+    for offset in range(reported.last.start, reported.end + 1):
         assert (thin.position_of(offset) or 0) <= (full.position_of(offset) or 0)
 
 
@@ -202,7 +207,7 @@ def _grown(rig: Simulated) -> None:
 
 
 def _without_last(rig: Simulated) -> None:
-    """Written by a version that told less."""
+    """Written by a version that reported less."""
     found = decode_checkpoint(_old_checkpoint(rig.disk))
     assert isinstance(found, Checkpoint)
     older = encode_checkpoint(msgspec.structs.replace(found, last=msgspec.UNSET))
@@ -339,7 +344,7 @@ def test_a_crash_in_the_life_behind_a_clean_stop_loses_nothing_promised(durabili
         assert again.wal.offsets().next >= recovered.wal.offsets().next
 
 
-def test_a_gap_behind_the_last_record_is_told(read_bytes: dict[str, int]) -> None:
+def test_a_gap_behind_the_last_record_is_reported(read_bytes: dict[str, int]) -> None:
     """Offsets skipped after an unclean stop stay skipped, in a life that wrote no record, too."""
     rig = Rig(simulated(), Durability.DISK, settings=LARGE).open()
     rig.append(3, size=70_000)

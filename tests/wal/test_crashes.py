@@ -74,7 +74,7 @@ def test_no_crash_inside_a_recovery_breaks_a_promise(durability: Durability, led
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
 def test_what_a_restart_has_shown_survives_though_its_sync_had_failed(durability: Durability, ledger: Ledger) -> None:
-    """The system tells of a failed sync once and calls the pages clean: another sync would make nothing durable."""
+    """The system reports a failed sync once and calls the pages clean: another sync would make nothing durable."""
     disk = simulated()
     killed = Rig(disk, durability, seed=f"failed sync {durability}").open()
     killed.append(3)

@@ -24,7 +24,7 @@ FLIPS: Final = (0x01, 0x80, 0xFF, 0x10, 0x5A) if SOAK else (0x01, 0xFF)
 
 
 class Shard(NamedTuple):
-    """A closed shard: what it told, its bytes, and which file is of which kind."""
+    """A closed shard: what it reported, its bytes, and which file is of which kind."""
 
     events: list[Event]
     image: Image

@@ -152,7 +152,7 @@ def of_segment(one: Past, file: str) -> Iterator[Fault]:
 
 
 def _around(one: Past, segment: str) -> list[tuple[Fault, ...]]:
-    """The states of the other files that a fault of `segment` meets: those that tell something of this segment."""
+    """The states of the other files that a fault of `segment` meets: those that show something of this segment."""
     live, checkpoint = beside(one, LIVE), beside(one, CHECKPOINT)
     if segment != SEALED:
         return list(itertools.product(live, checkpoint))

@@ -39,7 +39,7 @@ def kill(rig: Simulated) -> Simulated:
 
 
 @pytest.mark.parametrize("lives", [1, 2, 3])
-def test_offsets_that_the_system_dropped_are_lost_by_name_and_given_out_to_nobody(lives: int) -> None:
+def test_offsets_that_the_system_dropped_are_lost_by_name_and_given_out_to_no_caller(lives: int) -> None:
     rig = failed(Durability.DISK)
     active = rig.wal.writer.active
     assert active is not None

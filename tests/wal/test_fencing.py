@@ -291,22 +291,22 @@ def test_a_log_that_fails_while_it_is_held_stays_refused_when_it_is_let_go() -> 
 
 
 def _appender(rig: BareRig[SystemDisk], name: int, events: list[Event], ended: threading.Event) -> None:
-    """Append until told to end; whatever is refused was not written."""
+    """Append until asked to end; whatever is refused was not written."""
     number = 0
     while not ended.is_set():
         attempt, values = name * 1_000_000 + number, (f"{name}.{number}".encode(),)
         number += 1
-        told = AppendAnswered(attempt, AppendOutcome.REFUSED)
+        reported = AppendAnswered(attempt, AppendOutcome.REFUSED)
         events.append(Begun(attempt, values, str(name)))
         try:
-            told = AppendAnswered(
+            reported = AppendAnswered(
                 attempt, AppendOutcome.ACKED, rig.wal.acknowledge(stage(rig.wal, values, None, number))
             )
         except Indeterminate:
-            told = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
+            reported = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
         except (Moved, Fenced):
             ended.wait(0.0002)
-        events.append(told)
+        events.append(reported)
 
 
 def test_holding_and_fencing_among_threads_loses_and_invents_nothing(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_holding_and_fencing_among_threads_loses_and_invents_nothing(tmp_path: P
         for appender in appenders:
             appender.result()
 
-    history = ShardEvents(DISK, [event for told in events for event in told])
+    history = ShardEvents(DISK, [event for reported in events for event in reported])
     assert check_log(history, rig.reading()) == []
     assert history.acked and history.with_outcome(AppendOutcome.REFUSED)
 

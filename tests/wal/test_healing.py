@@ -108,7 +108,7 @@ def test_a_repeat_of_an_append_that_failed_is_taken_as_new_once_healed() -> None
 
 
 def test_no_file_is_left_behind_while_its_background_sync_is_still_running() -> None:
-    """The system tells of a failed sync once: were the file rotated meanwhile, nobody would heal it."""
+    """The system reports a failed sync once: were the file rotated meanwhile, no caller would heal it."""
     rig = Rig(simulated(), DISK).open()
     rig.append()
     target = rig.wal.begin_background_sync()

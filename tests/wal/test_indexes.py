@@ -60,7 +60,7 @@ def _sealed(rig: Simulated) -> SealedFile:
 
 
 def offsets_of(file: SealedSegment | LogFile, kind: SectionKind, wanted: int, start: int = 0) -> list[int]:
-    """What the file tells of a hash, which must be the same from both ends."""
+    """What the file records of a hash, which must be the same from both ends."""
     found = [offset for piece in file.find(kind, wanted, start) for offset in piece.tolist()]
     backwards = [piece.tolist() for piece in file.find_backwards(kind, wanted)]
     assert [offset for piece in reversed(backwards) for offset in piece if offset >= start] == found
@@ -81,7 +81,7 @@ def make_old(disk: Disk, path: str) -> None:
 
 @pytest.mark.parametrize("old", [False, True], ids=["postings in the index", "an index without postings"])
 @pytest.mark.parametrize("reframed", [True, False])
-def test_a_sealed_file_tells_where_each_key_and_tag_is(*, old: bool, reframed: bool) -> None:
+def test_a_sealed_file_shows_where_each_key_and_tag_is(*, old: bool, reframed: bool) -> None:
     settings = WIDE if reframed else WalSettings(free_bytes_min=0, reframe_bytes_min=0, cache_bytes_max=4096)
     rig = _opened(settings=settings)
     append(rig, [b"before"] * 3)
@@ -221,7 +221,7 @@ def test_a_file_whose_frames_go_back_is_not_sealed() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 200])
-def test_a_growing_file_tells_where_each_key_and_tag_is(count: int) -> None:
+def test_a_growing_file_shows_where_each_key_and_tag_is(count: int) -> None:
     rig = _opened()
     keys = [b"%d" % (number % 5) for number in range(1_000)]
     for place in range(0, 1_000, count):
@@ -258,7 +258,7 @@ def test_a_growing_file_is_read_once_for_its_postings(monkeypatch: pytest.Monkey
     assert sum(read) < 1_000
 
 
-def test_postings_step_over_holes_and_damage() -> None:
+def test_postings_step_over_gaps_and_damage() -> None:
     rig = _opened()
     for _ in range(3):
         append(rig, [b"k"] * 10)

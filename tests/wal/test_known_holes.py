@@ -1,4 +1,4 @@
-"""The holes of earlier systems that concern a log, its recovery and local reading: each is closed here, by name."""
+"""Weaknesses of earlier systems in logs, their recovery and local reading: each is closed here, by name."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_reservation_is_not_lost_by_a_rotation() -> None:
 
 
 def test_a_lost_tail_is_never_read_silently() -> None:
-    """Given `disk` records that a power cut took; when more are appended; then a reader meets the hole by name."""
+    """Given `disk` records that a power cut took; when more are appended; then a reader meets the gap by name."""
     rig = _open(DISK)
     rig.append(2)
     rig.flush()
@@ -201,7 +201,7 @@ def test_a_waiting_reader_is_woken_and_pulls_by_offset() -> None:
     assert not rig.wal.wait(3, timeout=0)
 
 
-def test_a_waker_that_fails_fails_nobody_else() -> None:
+def test_a_waker_that_fails_fails_no_other() -> None:
     rig = _open()
 
     def fail() -> None:

@@ -109,7 +109,7 @@ def test_a_full_queue_refuses_and_uses_no_offset_but_takes_the_first_append_of_a
     assert queue.next == 6
 
 
-def test_a_repeat_of_an_append_on_its_way_settles_with_it_and_knows_its_offset() -> None:
+def test_a_repeat_of_an_append_on_its_way_finishes_with_it_and_knows_its_offset() -> None:
     queue = _queue()
     original = _stage(queue, Producing(1, 0))
     repeat = _stage(queue, Producing(1, 0))
@@ -136,7 +136,7 @@ def test_a_repeat_of_an_append_that_fails_fails_with_it_and_is_not_remembered() 
     assert _stage(queue, Producing(1, 0)).offset == 5
 
 
-def test_settling_again_after_it_was_cut_short_counts_no_append_twice() -> None:
+def test_finishing_again_after_it_was_cut_short_counts_no_append_twice() -> None:
     queue = _queue()
     ticket = _stage(queue, Producing(1, 0))
     queue.take()
@@ -150,7 +150,7 @@ def test_settling_again_after_it_was_cut_short_counts_no_append_twice() -> None:
     assert [entry.appends for entry in queue.window.entries()] == [1]
 
 
-def test_appends_that_fail_are_all_settled_although_the_failing_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appends_that_fail_are_all_finished_although_the_failing_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a refusal is handled: those who wait for the other appends must not wait for ever."""
     queue = _queue()
     tickets = [_stage(queue) for _ in range(3)]

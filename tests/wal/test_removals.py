@@ -150,7 +150,7 @@ def test_an_unwritten_delete_changes_nothing_and_a_torn_one_is_unknown() -> None
     assert Rig(rig.disk, Durability.FSYNC, epoch=rig.epoch).open().wal.writer.removals.is_some is False
 
 
-def test_a_healed_log_tells_of_deletes_that_its_failed_file_had_lost() -> None:
+def test_a_healed_log_records_deletes_that_its_failed_file_had_lost() -> None:
     rig = Rig(simulated(), Durability.FSYNC).open()
     rig.append(3)
     active = rig.wal.writer.active
@@ -171,7 +171,7 @@ def test_a_healed_log_tells_of_deletes_that_its_failed_file_had_lost() -> None:
 
 
 def test_a_log_that_begins_a_new_file_first_can_delete() -> None:
-    """A crash left a hole, so that the next file is made by whoever writes next."""
+    """A crash left a gap, so that the next file is made by whichever caller writes next."""
     disk = simulated()
     rig = Rig(disk, Durability.MEMORY).open()
     rig.append(3)

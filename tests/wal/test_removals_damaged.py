@@ -1,4 +1,4 @@
-"""Damaged bytes in the file that tells of deletes and floors: one bad place never brings a record back."""
+"""Damaged bytes in the file that records deletes and floors: one bad place never brings a record back."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_damaged_place_brings_back_no_deleted_record(*, restated: bool, clos
     """I23, I24: every record is there or named as damaged, and what ended has ended."""
     image, inode = _image(restated=restated, closed=closed)
     content = image.files[inode]
-    told = [range(at, stop) for at, stop, head in _places(image, inode) if head.kind in KINDS]
+    reported = [range(at, stop) for at, stop, head in _places(image, inode) if head.kind in KINDS]
     broken: list[str] = []
     for place in range(len(content)):
         for flip in FLIPS:
@@ -73,7 +73,7 @@ def test_one_damaged_place_brings_back_no_deleted_record(*, restated: bool, clos
                 continue
             ledger.count("damaged bytes where deletes stand", outcome="intact")
             # Of another frame whose head is damaged it is not known that it was no delete.
-            alarmed = bool(rig.shard.decision.undone) and any(place in frame for frame in told)
+            alarmed = bool(rig.shard.decision.undone) and any(place in frame for frame in reported)
             if (set(found.deletes), found.floor) != (DELETED, FLOOR) or alarmed:
                 broken.append(f"flip {flip:02x} at byte {place} of {len(content)}: {set(found.deletes)}, {found.floor}")
     assert broken[:10] == []
@@ -110,12 +110,12 @@ def _ended(rig: Simulated) -> tuple[Floor, list[int]]:
 def test_a_delete_of_which_both_copies_are_damaged_is_named(*, restated: bool, closed: bool, ledger: Ledger) -> None:
     """Never in silence: at the opening and by `verify`, once anything proves that it had been durable.
 
-    The checkpoint of a clean stop tells of deletes, too: with it they hold, and only `verify` names the damage.
+    The checkpoint of a clean stop records deletes, too: with it they hold, and only `verify` names the damage.
     """
     image, inode = _image(restated=restated, closed=closed)
     frames = _places(image, inode)
-    told = [(at, stop) for at, stop, head in frames if head.kind in KINDS]
-    pairs = [(one, other) for one, other in pairwise(told) if _same(image, inode, one, other)]
+    reported = [(at, stop) for at, stop, head in frames if head.kind in KINDS]
+    pairs = [(one, other) for one, other in pairwise(reported) if _same(image, inode, one, other)]
     assert len(pairs) >= 2
     for one, other in pairs:
         disk = _without(image, inode, one[0], other[0])
@@ -158,18 +158,18 @@ def test_of_changes_that_take_several_frames_one_copy_is_enough(which: int) -> N
     rig.append(3)
     volume = rig.disk.volume
     image, inode = volume.image(), volume.find(_newest(rig.disk))
-    told = [at for at, _, head in _places(image, inode) if head.kind in KINDS]
-    assert len(told) == 6
+    reported = [at for at, _, head in _places(image, inode) if head.kind in KINDS]
+    assert len(reported) == 6
 
-    half = told[2 * which : 2 * which + 2]
+    half = reported[2 * which : 2 * which + 2]
     one = Rig(_without(image, inode, *half), Durability.FSYNC, epoch=5).open()
-    both = Rig(_without(image, inode, *told[1:4]), Durability.FSYNC, epoch=5).open()
-    other = Rig(_without(image, inode, *told[4:6]), Durability.FSYNC, epoch=5).open()
+    both = Rig(_without(image, inode, *reported[1:4]), Durability.FSYNC, epoch=5).open()
+    other = Rig(_without(image, inode, *reported[4:6]), Durability.FSYNC, epoch=5).open()
 
     assert one.shard.decision.undone == ()
     assert set(one.wal.writer.removals.deletes) == {1, 2, 3}
-    assert [place.byte for place in both.shard.decision.undone] == [told[1]]
-    assert [place.byte for place in other.shard.decision.undone] == [told[4]]
+    assert [place.byte for place in both.shard.decision.undone] == [reported[1]]
+    assert [place.byte for place in other.shard.decision.undone] == [reported[4]]
 
 
 def test_a_copy_whose_other_is_damaged_hides_no_damage_behind_it() -> None:
@@ -180,12 +180,12 @@ def test_a_copy_whose_other_is_damaged_hides_no_damage_behind_it() -> None:
     rig.append(3)
     volume = rig.disk.volume
     image, inode = volume.image(), volume.find(_newest(rig.disk))
-    told = [at for at, _, head in _places(image, inode) if head.kind in KINDS]
+    reported = [at for at, _, head in _places(image, inode) if head.kind in KINDS]
 
-    found = Rig(_without(image, inode, told[0], *told[4:6]), Durability.FSYNC, epoch=5).open()
+    found = Rig(_without(image, inode, reported[0], *reported[4:6]), Durability.FSYNC, epoch=5).open()
 
     assert set(found.wal.writer.removals.deletes) == {1, 2}
-    assert [place.byte for place in found.shard.decision.undone] == [told[4]]
+    assert [place.byte for place in found.shard.decision.undone] == [reported[4]]
 
 
 def _same(image: Image, inode: int, one: tuple[int, int], other: tuple[int, int]) -> bool:

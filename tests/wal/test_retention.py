@@ -1,4 +1,4 @@
-"""Local files that history covers may go: from the front, after their time, and so that no crash leaves a hole."""
+"""Local files that history covers may go: from the front, after their time, and so that no crash leaves a gap."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _read(log: LocalLog, offset: int, bytes_max: int = 1 << 20) -> Page:
     return page
 
 
-def test_below_the_files_a_reader_is_told_who_else_may_know() -> None:
+def test_below_the_files_a_reader_learns_who_else_may_know() -> None:
     rig = _filled()
     rig.wal.tail.cache.clear()
     follower = FollowedLog(rig.disk, rig.clock, DIRECTORY, SMALL, lambda: True)
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_before_the_files_went_brings_none_of_them_back() -> Non
 
 
 @pytest.mark.slow
-def test_no_crash_while_files_go_leaves_a_hole_or_takes_what_is_not_covered(ledger: Ledger) -> None:
+def test_no_crash_while_files_go_leaves_a_gap_or_takes_what_is_not_covered(ledger: Ledger) -> None:
     rig = _filled()
     whole = rig.reading()
     covered_end, begun = 9, len(rig.disk.trace)
@@ -207,7 +207,7 @@ def _judge(rig: Bare, records: list[tuple[int, bytes | None]], covered_end: int)
 
 
 @pytest.mark.slow
-def test_readers_beside_retention_get_records_or_are_told_that_they_are_below(tmp_path: Path) -> None:
+def test_readers_beside_retention_get_records_or_learn_that_they_are_below(tmp_path: Path) -> None:
     rig = BareRig(SystemDisk(descriptors_max=8), DISK, settings=SMALL, directory=str(tmp_path / "shard")).begin()
     rig.fill(60)
     rig.wal.tail.cache.clear()
@@ -238,7 +238,7 @@ def test_readers_beside_retention_get_records_or_are_told_that_they_are_below(tm
 
 
 def test_a_front_that_went_by_itself_is_named_where_a_gap_in_the_log_begins() -> None:
-    """The hole before the first file belongs to it, so `begins` lies before that hole."""
+    """The gap before the first file belongs to it, so `begins` lies before that gap."""
     rig = BareRig(simulated(), FSYNC).begin()
     rig.fill(1)
     rig.wal.skip_to_history(20)

@@ -31,7 +31,7 @@ HELD = Moved("records are being attached")
 
 
 def _skip(rig: Bare, stop: int) -> None:
-    """As whoever attaches to history does it."""
+    """As whichever caller attaches to history does it."""
     rig.wal.hold(HELD)
     rig.wal.commit()
     rig.wal.rotate()
@@ -55,7 +55,7 @@ def _offsets(reading: Reading) -> list[int]:
 
 @pytest.mark.parametrize("durability", ALL)
 @pytest.mark.parametrize("before", [0, 3])
-def test_appends_go_on_behind_it_and_readers_are_told_where_the_rest_is(durability: Durability, before: int) -> None:
+def test_appends_go_on_behind_it_and_readers_learn_where_the_rest_is(durability: Durability, before: int) -> None:
     rig = BareRig(simulated(), durability).begin()
     if before:
         rig.append(before)
@@ -105,7 +105,7 @@ def test_who_waited_at_the_old_head_gets_on_here_and_in_other_processes() -> Non
     assert Tiers(follower, NoHistory()).read(3).events == [Gap(3, 50, Reason.HISTORY)]
 
 
-def test_a_reader_that_nobody_gives_the_history_to_hears_of_a_loss() -> None:
+def test_a_reader_that_no_caller_gives_the_history_to_learns_of_a_loss() -> None:
     rig = BareRig(simulated(), FSYNC).begin()
     rig.append(3)
     _skip(rig, 50)
@@ -135,7 +135,7 @@ def test_nothing_moves_when_no_file_can_be_begun_and_it_may_be_repeated() -> Non
     assert rig.reading().gaps == [Gap(3, 50, Reason.HISTORY)]
 
 
-def test_a_log_that_was_not_told_before_it_ended_is_told_when_it_begins() -> None:
+def test_a_log_that_did_not_know_before_it_ended_knows_when_it_begins() -> None:
     """The catalog goes further than the log: what lies between is history, whatever else is lost behind it."""
     for durability, gap in ((FSYNC, None), (MEMORY, Gap(5, 8, Reason.LOST))):
         rig = BareRig(simulated(), durability).begin()
@@ -150,7 +150,7 @@ def test_a_log_that_was_not_told_before_it_ended_is_told_when_it_begins() -> Non
         assert again.reading().gaps == [Gap(3, 5, Reason.HISTORY), *([gap] if gap is not None else [])]
 
 
-def test_a_hole_that_opens_a_file_never_swallows_what_history_holds() -> None:
+def test_a_gap_that_opens_a_file_never_swallows_what_history_holds() -> None:
     """The file behind history has no record yet when the next start finds that offsets may be lost."""
     rig = BareRig(simulated(), MEMORY).begin()
     rig.append(3)
@@ -188,7 +188,7 @@ def test_no_crash_around_it_hides_or_doubles_an_offset(durability: Durability, r
     for state in explore(rig.disk.trace, range(begun, len(rig.disk.trace) + 1), states_max=10, names_max=8):
         ledger.count("crash states", scenario="behind history", damage=state.damage.value)
         again = BareRig(state.disk(), durability, epoch=1)
-        # The catalog has it before the log hears of it.
+        # The catalog has it before the log learns of it.
         _judge(_recovered(again, 50), str(state))
 
 

@@ -25,7 +25,7 @@ RECORDS: Final = APPENDERS * sum(1 + number % 3 for number in range(APPENDS))
 
 
 class Crowd:
-    """Everybody who works on the shard, and what they were told."""
+    """Everybody who works on the shard, and what they were answered."""
 
     def __init__(self, rig: Rig[SystemDisk]) -> None:
         self.rig = rig

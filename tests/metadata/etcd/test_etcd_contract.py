@@ -16,6 +16,6 @@ class TestEtcdMetadata(MetadataContract):
         self._cluster = cluster
 
     def compact(self, store: MetadataStore) -> None:
-        """etcd forgets when told to, by whoever operates it."""
+        """etcd forgets when its operator says so."""
         put(store, "churn")
         self._cluster.compact()

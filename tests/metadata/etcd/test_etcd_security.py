@@ -100,7 +100,7 @@ def test_commands_that_look_need_no_more_than_the_prefix(guarded: Cluster, tmp_p
         shell.ok(*command, *words)
 
 
-def test_a_wrong_password_is_refused_and_not_repeated_to_anybody(guarded: Cluster) -> None:
+def test_a_wrong_password_is_refused_and_not_repeated_to_any_caller(guarded: Cluster) -> None:
     with pytest.raises(Invalid, match="etcd refuses user 'forebay' .*check metadata.user") as refusal:
         opened(guarded, user="forebay", password="wrong horse")
 

@@ -61,7 +61,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(frame: DataFrame) -> list[list[Any]]:
-    """Rows as JSON can tell them, by partition and offset."""
+    """Rows as JSON can show them, by partition and offset."""
     shown = frame.selectExpr(
         "partition",
         "offset",

@@ -42,12 +42,12 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _seen(path: Path) -> list[Any]:
-    """The rows that the driver has told."""
+    """The rows that the driver has reported."""
     return [[*row[:5], json.loads(row[5] or "[]"), row[6]] for row in json.loads(path.read_text())]
 
 
 def _told(row: Row) -> list[Any]:
-    """A row as the driver tells it."""
+    """A row as the driver shows it."""
     headers = [
         {"key": key, **({} if value is None else {"value": base64.b64encode(value).decode()})}
         for key, value in row["headers"]

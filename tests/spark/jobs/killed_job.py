@@ -1,7 +1,7 @@
 """A job that dies by kill -9 within its Spark part, driver, JVM and worker together, when some tasks have done theirs.
 
 `python -m tests.spark.jobs.killed_job JOB MOMENT TASKS DIRECTORY TARGET` dies once so many tasks have `begun`, or have
-`done` their work and not told anybody. JOB is `lake`, with a directory or `table` as TARGET, or `migrate`, with a
+`done` their work and not said so. JOB is `lake`, with a directory or `table` as TARGET, or `migrate`, with a
 settings file.
 """
 
@@ -47,10 +47,10 @@ class DyingOutlet(Outlet):
         held = [batch for batch in batches if batch.num_rows]
         if held:
             come_to("begun")
-        told = list(Outlet.written(self, decoding, held))
+        reported = list(Outlet.written(self, decoding, held))
         if held:
             come_to("done")
-        yield from told
+        yield from reported
 
 
 def dying_copy(old: Location, new: Location, errand: Errand) -> CopiedObjects:

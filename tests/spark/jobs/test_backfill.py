@@ -142,7 +142,7 @@ def test_a_remote_file_that_was_replaced_comes_and_one_that_was_not_does_not(
     (folder / "a b.json").write_text('{"id": 4}\n')  # as long as before
     os.utime(folder / "a b.json", (1_800_000_000, 1_800_000_000))
     assert run() == 3
-    os.utime(folder / "a b.json", (0, 0))  # a file system that does not tell the time
+    os.utime(folder / "a b.json", (0, 0))  # a file system that does not show the time
     with pytest.raises(Invalid, match=r"cannot be seen .* give the backfill an id \(--id\)"):
         run()
     assert run(backfill_id="by-hand", files_each=2) == 3
@@ -161,7 +161,7 @@ def test_what_was_ended_goes_on_load_by_load(
             raise KeyboardInterrupt  # staged, and never offered
         deliver(*arguments)
         if len(calls) == 4:
-            raise KeyboardInterrupt  # in the topic, and nobody was told
+            raise KeyboardInterrupt  # in the topic, and no caller was answered
 
     def run() -> JobReport:
         return backfill.run(spark, location, "shop/orders", source, files_each=1)

@@ -44,7 +44,7 @@ def test_every_job_runs_and_reports(shell: Shell, tmp_path: Path) -> None:
     ]
 
     assert [(item["job"], item["dry_run"], item["figures"]) for item in planned] == [("lake", True, {"offsets": 100})]
-    for line, told in zip(
+    for line, reported in zip(
         lines,
         (
             "scrub: 1 objects in 1 partitions: all sound",
@@ -56,7 +56,7 @@ def test_every_job_runs_and_reports(shell: Shell, tmp_path: Path) -> None:
         ),
         strict=True,
     ):
-        assert line.startswith(told), line
+        assert line.startswith(reported), line
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 

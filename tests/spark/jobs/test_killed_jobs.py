@@ -54,7 +54,7 @@ def _killed(job: str, moment: str, tasks: int, directory: Path, target: str, led
     """Run the job in a process of its own that dies then."""
     words = [job, moment, str(tasks), str(directory), target]
     child = [sys.executable, "-m", "tests.spark.jobs.killed_job", *words]
-    # In a group of its own: all of it dies together, and nobody else.
+    # In a group of its own: all of it dies together, and no other process.
     ended = subprocess.run(child, cwd=ROOT, start_new_session=True, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
     assert len(list((directory / f"tasks-{moment}-{tasks}").iterdir())) >= tasks

@@ -434,7 +434,7 @@ def test_files_of_a_commit_whose_job_was_killed_come_into_place_before_the_next_
     other.close()
 
 
-def test_old_commits_of_a_directory_go_and_the_last_one_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_old_commits_of_a_directory_go_and_the_last_one_shows_how_far_it_is(tmp_path: Path) -> None:
     target = DirectoryTarget(str(tmp_path), grace_s=1_000)
     target.recover()
     for start in range(0, 50, 10):

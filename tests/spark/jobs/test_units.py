@@ -77,7 +77,7 @@ def test_each_unit_is_done_elsewhere_and_a_failure_is_its_own(spark: SparkSessio
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_unit_that_ends_its_task_is_told_of_and_the_others_go_on(spark: SparkSession) -> None:
+def test_a_unit_that_ends_its_task_is_reported_and_the_others_go_on(spark: SparkSession) -> None:
     units = [Unit(number, "") for number in range(4)]
 
     outcomes = list(

@@ -1,4 +1,4 @@
-"""Batch pipelines run by Spark: formats in and out, what is wrong told before a row is read, all or nothing."""
+"""Batch pipelines run by Spark: formats in and out, what is wrong reported before a row is read, all or nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ _ORDERS: Final = "    topic: shop/orders\n    format: json\n    schema: id STRIN
 _ODD: Final = "    topic: shop/odd\n    format: json\n    schema: id STRING, amount DOUBLE"
 
 
-def test_what_spark_does_not_take_is_told_with_its_line_before_a_row_is_read(spark: SparkSession, home: Path) -> None:
+def test_what_spark_does_not_take_is_reported_with_its_line_before_a_row_is_read(
+    spark: SparkSession, home: Path
+) -> None:
     table = "sinks:\n  - {name: out, from: step, table: t}"
     topic = "sinks:\n  - name: out\n    from: orders\n    topic: shop/out\n    "
     cases = {

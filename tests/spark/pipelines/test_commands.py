@@ -45,7 +45,7 @@ def _pipeline(home: Path, *words: str) -> Outcome:
 
 
 def test_plan_and_dry_run_say_what_would_be_done_and_start_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_SESSIONS, "running", None)  # whoever would start Spark fails
+    monkeypatch.setattr(_SESSIONS, "running", None)  # whichever caller would start Spark fails
 
     shown = _pipeline(home, "plan", f"{home}/revenue.yml")
     plain = _pipeline(home, "plan", f"{home}/revenue.yml", "--json")
@@ -81,7 +81,9 @@ def test_every_flaw_has_a_line_of_its_own(home: Path) -> None:
         (("plan", "revenue.yml", "--set", "cores"), "--set 'cores' is not NAME=VALUE"),
     ],
 )
-def test_a_wrong_call_is_told(words: tuple[str, ...], text: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_call_is_reported(
+    words: tuple[str, ...], text: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(home)
 
     outcome = _pipeline(home, *words)
@@ -89,7 +91,7 @@ def test_a_wrong_call_is_told(words: tuple[str, ...], text: str, home: Path, mon
     assert outcome.code == 2 and text in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_without_java_nothing_starts_and_it_is_told_what_to_install(
+def test_without_java_nothing_starts_and_the_error_says_what_to_install(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_java(environment: object) -> Path:
@@ -118,7 +120,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_line_shows_how_far_the_sinks_are_where_somebody_is_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_shows_how_far_the_sinks_are_where_another_caller_is_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = SinkProgress(name="out", writes="shop/out", batch=3, read=1200, rows=90, rows_per_second=400, lag=17)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("sys.stderr", io.StringIO())

@@ -60,7 +60,7 @@ def _stray(home: Path) -> str:
     return path.name
 
 
-def test_a_batch_leaves_nothing_that_nobody_names(spark: SparkSession, home: Path) -> None:
+def test_a_batch_leaves_nothing_that_no_caller_names(spark: SparkSession, home: Path) -> None:
     pipeline = pipeline_of(home, PIPELINE)
     for _ in range(3):
         running_of(pipeline).run(spark)

@@ -118,7 +118,7 @@ WRONG: Final = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_everything_wrong_is_told_with_its_line_and_the_way_out(case: str, tmp_path: Path) -> None:
+def test_everything_wrong_is_reported_with_its_line_and_the_way_out(case: str, tmp_path: Path) -> None:
     before, after, place, text = WRONG[case]
     assert SOUND.count(before) >= 1, "the case changes something"
 
@@ -146,7 +146,7 @@ def test_what_belongs_to_a_stream_is_refused_in_a_batch(
     assert [flaw for flaw in flaws if flaw.startswith(f"p.yml:{place}: ") and text in flaw] == flaws != []
 
 
-def test_all_that_is_wrong_is_told_at_once_by_line(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_reported_at_once_by_line(tmp_path: Path) -> None:
     text = SOUND.replace("at TIMESTAMP", "at TIMESTMP").replace("10 minutes", "soon").replace("key: min", "kye: min")
 
     flaws = flaws_of(tmp_path, text)
@@ -232,7 +232,7 @@ def test_an_avro_schema_comes_from_its_file(tmp_path: Path) -> None:
         ('{"type": "record", "name": "a", "fields": []}', "has no fields"),
     ],
 )
-def test_an_avro_schema_that_is_none_is_told_at_its_name(content: str | None, text: str, tmp_path: Path) -> None:
+def test_an_avro_schema_that_is_none_is_reported_at_its_name(content: str | None, text: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "order.avsc").write_text(content)
     flaws = flaws_of(
@@ -258,7 +258,7 @@ def test_columns_of_a_sink_that_takes_a_source_as_it_is_are_checked(words: str, 
     assert text == "source" or text in flaws[0]
 
 
-def test_a_file_that_cannot_be_read_or_is_empty_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_or_is_empty_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="cannot read .*gone.yml: No such file"):
         load_pipeline(str(tmp_path / "gone.yml"))
     (tmp_path / "empty.yml").write_text("# nothing\n")

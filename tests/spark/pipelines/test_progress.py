@@ -1,4 +1,4 @@
-"""What is told of a run while it goes on: batches once each, lag, tasks."""
+"""What is reported of a run while it goes on: batches once each, lag, tasks."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def _told(batch: int, rows: int, end: dict[str, int], latest: dict[str, int] | N
 def test_each_batch_is_counted_once_and_the_lag_is_that_of_the_last() -> None:
     sink = SinkProgress(name="out", writes="shop/out")
 
-    for told in (
+    for reported in (
         _told(0, 5, {"0": 5}, {"0": 9, "1": 3}),
         _told(0, 5, {"0": 5}, None),
         _told(1, 2, {"0": 9, "1": 3}, None),
     ):
-        sink.take(told)
-        sink.take(told)
+        sink.take(reported)
+        sink.take(reported)
 
     assert (sink.batch, sink.batches, sink.rows, sink.read) == (1, 2, 7, 14)
     assert sink.lag is None, "nothing was said of the latest offsets"
@@ -63,7 +63,7 @@ def test_each_batch_is_counted_once_and_the_lag_is_that_of_the_last() -> None:
 
 
 def test_a_batch_of_spark_connect_counts_as_any_other() -> None:
-    """Spark Connect tells what it counted as values beside their schema, and rows read of each source alone."""
+    """Spark Connect shows what it counted as values beside their schema, and rows read of each source alone."""
     sink = SinkProgress(name="out", writes="shop/out")
     counted = {"values": [500], "schema": {"type": "struct", "fields": [{"name": "rows", "type": "long"}]}}
     source = {"endOffset": None, "latestOffset": None, "numInputRows": 300, "processedRowsPerSecond": 75.5}
@@ -139,7 +139,7 @@ def test_tasks_are_those_of_the_stages_that_are_known() -> None:
     assert str(sink) == "out: 3 of 8 tasks, 0 rows written"
 
 
-def test_work_beside_ends_with_the_block_and_its_failure_is_told() -> None:
+def test_work_beside_ends_with_the_block_and_its_failure_is_reported() -> None:
     context = _Context()
     with pytest.raises(KeyboardInterrupt), beside(context, "g", context.work) as begun:
         raise KeyboardInterrupt

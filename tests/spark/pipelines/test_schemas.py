@@ -48,7 +48,7 @@ def test_a_schema_of_every_kind_of_type() -> None:
         ("a int; b int", (1, 6), "';' does not belong"),
     ],
 )
-def test_what_is_no_schema_is_told_where(text: str, place: tuple[int, int], why: str) -> None:
+def test_what_is_no_schema_is_reported_with_its_place(text: str, place: tuple[int, int], why: str) -> None:
     with pytest.raises(Malformed, match=why) as failure:
         columns_of(text)
 
@@ -92,7 +92,7 @@ def test_an_avro_schema_of_every_kind_of_type() -> None:
         (_record(_record("int") | {"fields": [{"name": "a", "type": "r"}]}), "f0.a holds r, which it is itself in"),
     ],
 )
-def test_what_has_no_place_in_a_column_is_told_by_its_field(schema: dict[str, Any], why: str) -> None:
+def test_what_has_no_place_in_a_column_is_reported_by_its_field(schema: dict[str, Any], why: str) -> None:
     with pytest.raises(Invalid, match=why):
         columns_of_avro(schema)
 

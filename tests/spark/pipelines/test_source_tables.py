@@ -115,7 +115,7 @@ def test_without_a_catalog_there_is_no_table_and_none_is_made(home: Path) -> Non
         ),
     ],
 )
-def test_words_that_do_not_fit_are_told_with_their_line(tmp_path: Path, before: str, after: str, flaw: str) -> None:
+def test_words_that_do_not_fit_are_reported_with_their_line(tmp_path: Path, before: str, after: str, flaw: str) -> None:
     flaws = flaws_of(tmp_path, PIPELINE.replace(before, after))
 
     assert [one for one in flaws if one.startswith(flaw)] != [], flaws

@@ -125,7 +125,7 @@ def home(tmp_path: Path) -> Path:
         ("from: orders", "from: sorted", "23:11", "Sorting is not supported"),
     ],
 )
-def test_what_cannot_run_as_a_stream_is_told_before_any_query_starts(
+def test_what_cannot_run_as_a_stream_is_reported_before_any_query_starts(
     spark: SparkSession, home: Path, before: str, after: str, place: str, text: str
 ) -> None:
     pipeline = pipeline_of(home, _STREAM.replace(before, after))
@@ -148,7 +148,7 @@ def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, h
         running.run(spark)
 
     assert running.report.outcome == "failed"
-    # Once the source is told what to do with it, the same checkpoint goes on.
+    # Once the source learns what to do with it, the same checkpoint goes on.
     pipeline = pipeline_of(home, _STREAM.replace("format: json\n", "format: json\n    badRecords: drop\n"))
     report = running_of(pipeline).run(spark)
     assert [sink.rows for sink in report.sinks] == [3, 30]

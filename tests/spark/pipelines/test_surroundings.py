@@ -79,7 +79,7 @@ WRONG: Final = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_not_there_is_told_with_its_line(case: str, home: Path) -> None:
+def test_what_is_not_there_is_reported_with_its_line(case: str, home: Path) -> None:
     before, after, place, text = WRONG[case]
     if place is None:
         with pytest.raises(Invalid, match=text):
@@ -113,7 +113,7 @@ def test_a_stream_that_has_begun_needs_its_start_no_more(home: Path) -> None:
         outline(pipeline_of(home, text.replace("mode: streaming\ntrigger: availableNow\ncheckpoint: state\n", "")))
 
 
-def test_a_table_that_is_there_is_not_touched_unless_told(home: Path) -> None:
+def test_a_table_that_is_there_is_not_touched_unless_asked(home: Path) -> None:
     (home / "out" / "revenue").mkdir(parents=True)
     (home / "out" / "revenue" / "part-0.parquet").touch()
 

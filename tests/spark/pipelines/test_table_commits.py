@@ -153,8 +153,8 @@ def test_a_topic_in_a_table_opens_no_manifest_and_comes_once(location: Location,
         target.recover()
         for number in range(6):
             rows = pa.RecordBatch.from_pydict({"id": [number]}, schema=schema)
-            (told,) = write_rows(location, target.folders()[0], schema, [rows])
-            files = tuple(Written(**row) for row in told.to_pylist())
+            (reported,) = write_rows(location, target.folders()[0], schema, [rows])
+            files = tuple(Written(**row) for row in reported.to_pylist())
             batch = LakeBatch(topic="shop/orders", topic_id="t", offsets={0: (number, number + 1)}, files=files)
             manifests.clear()
             target.commit(batch, lease)  # type: ignore[arg-type]

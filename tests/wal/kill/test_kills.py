@@ -48,7 +48,7 @@ TORN: Final = {"set aside", "cut"}
 
 
 class Parent:
-    """Keeps what every child of the zygote was told, and kills them."""
+    """Keeps what every child of the zygote was answered, and kills them."""
 
     def __init__(self, directory: Path, durability: Durability) -> None:
         self.directory = str(directory / "shard")
