@@ -274,6 +274,7 @@ def _short_write_counts(patch: pytest.MonkeyPatch) -> None:
         file.write_at(data, position)
 
     patch.setattr(forebay.wal.writer, "write_all", once)
+    patch.setattr(forebay.wal.writer, "write_rest", lambda *_: None)
 
 
 def _sync_again(patch: pytest.MonkeyPatch) -> None:

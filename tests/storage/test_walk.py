@@ -22,7 +22,7 @@ from tests.storage.rig import QUICK
 pytestmark = pytest.mark.plain_locks  # only a test pays for the check of their order
 
 SOURCE: Final = str(Path(forebay.__file__).parent)
-APPEND_CALLS_MAX: Final = 35
+APPEND_CALLS_MAX: Final = 33
 APPEND_FILES_MAX: Final = 12
 """Those that decide something about the append: how bytes are laid out, written, timed and counted is left out."""
 APPEND_FRAMES_MAX: Final = 6
@@ -91,7 +91,7 @@ def test_a_single_durable_append_takes_few_steps_to_the_disk(tmp_path: Path, led
 
         walk = _walk(lambda: topic.append(b"an order"))
 
-        frames = walk.depth("Topic.append", "write_all") - 1
+        frames = walk.depth("Topic.append", "SystemFile.write_at") - 1
         ledger.count("steps of an append", len(walk.calls), figure="calls")
         ledger.count("steps of an append", len(walk.files), figure="files")
         ledger.count("steps of an append", frames, figure="frames")

@@ -125,7 +125,8 @@ class AppendQueue:
         self.taken: list[PendingFrame] = []
         self._frames: list[PendingFrame] = [PendingFrame(next_offset)]
         self._settings = settings
-        self._bytes = 0
+        self.bytes = 0
+        """What waits, in bytes. Changed by the queue alone, and no property: each append asks for it."""
         self._share = budget.share()
         self._allowed = 0
         """How much of the share is for what waits; the rest is for `taken`."""
@@ -154,10 +155,6 @@ class AppendQueue:
     def is_empty(self) -> bool:
         return self._frames[-1].end == self._frames[0].base
 
-    @property
-    def bytes(self) -> int:
-        return self._bytes
-
     def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """Queue one record. On return it has its offset (`ticket.offset`); nothing is written yet.
 
@@ -169,7 +166,7 @@ class AppendQueue:
             raise Unavailable(INSIDE)
         with self.lock:
             if entry.producing is None:
-                if self._bytes or self.refusal is not None or self._held is not None or size > STEP_BYTES:
+                if self.bytes or self.refusal is not None or self._held is not None or size > STEP_BYTES:
                     self._admit(1, size)
                 return self._enter(entry, size)
             self._refuse()
@@ -223,7 +220,7 @@ class AppendQueue:
             else:
                 following = waiting[0].base + len(waiting[0].entries)
             self.taken, self._frames = waiting, [PendingFrame(following)]
-            self._bytes = self._allowed = 0
+            self.bytes = self._allowed = 0
 
     def acknowledge(self) -> None:
         """All of `taken` is published: remember its producers and acknowledge. May be repeated if it was cut short."""
@@ -244,7 +241,7 @@ class AppendQueue:
         """Fail what was taken with one error and what still waits with another; go on at `next_offset`."""
         with self.lock:
             # One statement: an exception (Ctrl-C) finds every append either waiting or failing, never in between.
-            self._failing, self.taken, self._frames, self._queued, self._bytes, self._allowed, self._passing = (
+            self._failing, self.taken, self._frames, self._queued, self.bytes, self._allowed, self._passing = (
                 [*self._failing, (self.taken, written), (self._frames, queued)],
                 [],
                 [PendingFrame(next_offset)],
@@ -309,26 +306,26 @@ class AppendQueue:
             self._refuse()
         waiting = self._frames[-1].end - self._frames[0].base
         if waiting and (
-            waiting + count > self._settings.queue_records_max or self._bytes + size > self._settings.queue_bytes_max
+            waiting + count > self._settings.queue_records_max or self.bytes + size > self._settings.queue_bytes_max
         ):
             raise QueueFull(
-                f"{waiting} records ({self._bytes} bytes) wait to be written: the queue is full; try again",
+                f"{waiting} records ({self.bytes} bytes) wait to be written: the queue is full; try again",
                 records=waiting,
-                size=self._bytes,
+                size=self.bytes,
             )
-        if self._bytes + size > self._allowed and (waiting or size > STEP_BYTES):
+        if self.bytes + size > self._allowed and (waiting or size > STEP_BYTES):
             self._charge(waiting, size)
 
     def _charge(self, waiting: int, size: int) -> None:
         """Have the share cover another append; `QueueFull` if others wait here and the process holds too much."""
         share = self._share
-        more = max(self._bytes + size - self._allowed, STEP_BYTES)
+        more = max(self.bytes + size - self._allowed, STEP_BYTES)
         if not share.budget.grow(share, more, always=not waiting):
             raise QueueFull(
                 f"{waiting} records wait to be written here, and the append queues of this process hold "
                 f"runtime.queue_bytes_max ({share.budget.bytes_max} bytes) together: try again",
                 records=waiting,
-                size=self._bytes,
+                size=self.bytes,
             )
         self._allowed += more
 
@@ -344,14 +341,14 @@ class AppendQueue:
             frame.produced = True
         frame.entries.append(entry)
         frame.size += size
-        self._bytes += size
+        self.bytes += size
         return ticket
 
     def _enter_columns(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         ticket.offset = self._frames[-1].end
         ticket.count = columns.count
         self._frames.append(PendingFrame(ticket.offset, columns, producing, ticket))
-        self._bytes += columns.size
+        self.bytes += columns.size
         return ticket
 
     def _enter_producing(

@@ -7,6 +7,6 @@ turning them into errors of ours is the caller's work.
 
 from forebay.disk.seam import Disk, File, Lock
 from forebay.disk.system import SystemDisk
-from forebay.disk.writing import make_directories, replace_file, write_all
+from forebay.disk.writing import make_directories, replace_file, write_all, write_rest
 
-__all__ = ["Disk", "File", "Lock", "SystemDisk", "make_directories", "replace_file", "write_all"]
+__all__ = ["Disk", "File", "Lock", "SystemDisk", "make_directories", "replace_file", "write_all", "write_rest"]

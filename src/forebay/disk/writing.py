@@ -16,8 +16,12 @@ def write_all(file: File, data: Bytes, position: int) -> None:
     """Write every byte at `position`, going on after short writes. A write that takes nothing is an `OSError`."""
     length = data.nbytes if isinstance(data, memoryview) else len(data)
     taken = file.write_at(data, position)
-    if taken == length:
-        return
+    if taken != length:
+        write_rest(file, data, position, taken)
+
+
+def write_rest(file: File, data: Bytes, position: int, taken: int) -> None:
+    """Go on after a write at `position` that took so many bytes of `data`, fewer than all, as `write_all`."""
     rest = memoryview(data).cast("B")
     while True:
         if taken <= 0:

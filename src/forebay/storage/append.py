@@ -267,7 +267,8 @@ class Appender:
     def one(self, partition: int, row: Row, producing: Producing | None) -> int:
         """Append a record; its offset once its durability class holds."""
         shard = self._own(partition)
-        size = record_bytes(*row[:4])
+        value, key, tag, headers, _ = row
+        size = record_bytes(value, key, tag, headers)
         if size > self._bytes_max:
             self._check_size(size)
         try:

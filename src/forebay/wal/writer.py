@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue, PendingFrame
 from forebay.clock import Clock
-from forebay.disk import Disk, replace_file, write_all
+from forebay.disk import Disk, replace_file, write_all, write_rest
 from forebay.errors import Unavailable
 from forebay.format.checksum import salted
 from forebay.format.columns.rows import Row
@@ -260,9 +260,13 @@ class Writer:
         data = encode_row_frame(
             active.salt_crc, base, self.place.epoch, durable, self.clock.now_ms(), row, self._zstd_level
         )
+        length = len(data)
         self.in_doubt = self.touched = True
-        write_all(active.file, data, position)
-        active.position = position + len(data)
+        # As `write_all`, without that call.
+        taken = active.file.write_at(data, position)
+        if taken != length:
+            write_rest(active.file, data, position, taken)
+        active.position = position + length
         active.written = [(base, position, row[4])]
         active.frames += 1
         active.marked = durable
