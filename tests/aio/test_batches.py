@@ -463,8 +463,8 @@ def test_a_split_append_that_is_refused_half_way_says_what_is_in(tmp_path: Path)
         queue = inside(topic).wal().queue
         taken = queue.take
 
-        def once() -> None:
-            taken()
+        def once(end_max: int | None = None) -> None:
+            taken(end_max)
             if queue.taken:
                 queue.pause(Paused("a load is being attached"))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from forebay import Ack, Indeterminate, Settings, Storage, Topic
+from forebay.wal.writer import Writer
 from tests.storage.rig import QUICK, WatchedDisk, values, wal_of
 from tests.storage.test_workers import Gate
 from tests.support.waiting import PATIENCE, until
@@ -202,6 +203,25 @@ def test_a_shard_of_another_engine_is_committed_by_itself(tmp_path: Path) -> Non
 
         assert [ack.result(PATIENCE) for ack in acks] == [1] * (SHARDS + 1)
         assert house.disk.calls["sync_filesystem"] - before == 1
+
+
+def test_a_shard_in_a_file_system_that_is_mounted_below_is_synced_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = Round(tmp_path)
+    with house.log:
+        elsewhere, identity = wal_of(house.topics[0]).writer, vars(Writer)["identity"].fget
+        monkeypatch.setattr(
+            Writer,
+            "identity",
+            property(lambda writer: "another mount" if writer is elsewhere else identity(writer)),
+        )
+        with house.waiting(house.topics) as acks:
+            before = house.disk.calls.copy()
+
+        assert [ack.result(PATIENCE) for ack in acks] == [1] * SHARDS
+        assert house.disk.calls["sync"] - before["sync"] == 1
+        assert house.disk.calls["sync_filesystem"] - before["sync_filesystem"] == 1
 
 
 def test_callbacks_of_a_round_run_when_no_log_of_it_is_held(tmp_path: Path) -> None:

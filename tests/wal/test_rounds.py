@@ -138,6 +138,26 @@ def test_a_log_that_has_to_wait_for_something_takes_no_part(reason: str) -> None
     assert begun == [None, True], "the lock is free"
 
 
+def test_what_is_queued_behind_the_look_waits_for_no_reservation_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved: list[int] = []
+
+    def reserve(end: int) -> int:
+        reserved.append(end)
+        return end
+
+    rig = BareRig(simulated(), FSYNC).begin(reserve=reserve)
+    rig.append()
+    rig.stage(rig.wal.writer.reserved_end)
+    monkeypatch.setattr(rig.wal.writer, "waits_before", lambda end: False)
+    reserved.clear()
+
+    assert rig.wal.begin_commit() is None
+    assert reserved == []
+    monkeypatch.undo()
+    assert rig.append() is AppendOutcome.ACKED, "with a reservation, by a commit of its own"
+    assert reserved != []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_exception_at_any_line_of_a_round_leaves_no_waiter_and_loses_no_ack(ledger: Ledger) -> None:

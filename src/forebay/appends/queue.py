@@ -208,12 +208,17 @@ class AppendQueue:
         """The record that did not wait here is published."""
         self._passing = None
 
-    def take(self) -> None:
-        """Move everything that waits to `taken`, for the committer, which empties it with `acknowledge`."""
+    def take(self, end_max: int | None = None) -> None:
+        """Move everything that waits to `taken`, for the committer, which empties it with `acknowledge`.
+
+        Nothing if it reaches above `end_max`.
+        """
         if self._failing:
             self._finish_failed()
         with self.lock:
             waiting = self._frames
+            if end_max is not None and waiting[-1].end > end_max:
+                return
             if len(waiting) > 1 or not waiting[0].entries:
                 waiting = [frame for frame in waiting if frame.entries or frame.columns is not None]
                 following = self._frames[-1].end

@@ -285,13 +285,13 @@ class Wal:
             if not isinstance(error, OSError | ForebayError):
                 raise
 
-    def _write_queued(self) -> WrittenCommit | None:
-        """Write what waits, in a new file if it is time for one; `None` if nothing waits."""
+    def _write_queued(self, end_max: int | None = None) -> WrittenCommit | None:
+        """Write what waits, in a new file if it is time for one; `None` if nothing waits, or it is not to be taken."""
         writer, queue = self.writer, self.queue
         self.queued_since = None
         if writer.in_doubt or queue.taken:
             self._end_interrupted()
-        queue.take()
+        queue.take(end_max)
         if not queue.taken:
             return None
         now = writer.clock.monotonic()
@@ -338,7 +338,8 @@ class Wal:
         try:
             is_free = self.group.lock.acquire(blocking=False)
             if is_free and not self.writer.syncing and not self.writer.waits_before(self.queue.next):
-                written = self._write_queued()
+                # What is queued since that look may reach further: it must not wait for a reservation here.
+                written = self._write_queued(self.writer.reserved_end)
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, OSError | ForebayError):

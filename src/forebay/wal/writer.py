@@ -637,18 +637,23 @@ class Writer:
     def _state(
         self, salt_crc: int, reserved_end: int, *, next_offset: int | None = None, restated: bool = False
     ) -> list[bytes]:
-        if self._identity is None:
-            self._identity = self.disk.identity(self.place.directory)
         state = State(
             reserved_end=reserved_end,
             previous_end=self.end,
             earliest=self.removals.floor.earliest,
             evict_floor=self.removals.floor.evict_floor,
-            identity=self._identity,
+            identity=self.identity,
             window=tuple(self.window.entries()) if restated else (),
             restated=restated,
         )
         return encode_state(state, frame_bytes_max=self.settings.frame_bytes_max, **self.stamp(salt_crc, next_offset))
+
+    @property
+    def identity(self) -> str:
+        """Which boot of the machine and which file system the log is written in."""
+        if self._identity is None:
+            self._identity = self.disk.identity(self.place.directory)
+        return self._identity
 
     def stamp(self, salt_crc: int, next_offset: int | None = None) -> dict[str, int]:
         """What every control frame written now carries."""

@@ -92,27 +92,30 @@ class Committers:
 
         Whatever happens, each commit that was begun is ended. One shard's trouble is logged and stops no other.
         """
-        assert self._filesystem is not None
-        segments = [shard for shard in shards if isinstance(shard, SegmentShard)]
+        filesystem = self._filesystem
+        assert filesystem is not None
         begun: list[tuple[SegmentShard, WrittenCommit]] = []
+        left: set[OwnedShard] = set(shards)
         failure: OSError | None = OSError(errno.EINTR, "a sync was interrupted")
         try:
-            for shard in segments:
-                written = _begun(shard)
-                if written is not None:
-                    begun.append((shard, written))
+            for shard in shards:
+                if isinstance(shard, SegmentShard) and filesystem.holds(shard):
+                    written = _begun(shard)
+                    if written is not None:
+                        begun.append((shard, written))
+                    # What is queued from here on in a shard that was written was asked for again.
+                    if written is not None or shard.wal.queue.is_empty:
+                        left.discard(shard)
             if begun:
-                failure = self._filesystem.sync()
+                failure = filesystem.sync()
         finally:
-            for shard, written in begun:
-                _end(shard, written, failure)
-        taken: set[OwnedShard] = {shard for shard, _ in begun}
-        for left in set(shards) - taken:
-            # What was queued in the others since they were written was asked for again.
-            if not (isinstance(left, SegmentShard) and left.wal.queue.is_empty):
-                self._waiting.ask(left)
-        for shard in segments:
-            shard.wal.group.call_back()
+            for one, written in begun:
+                _end(one, written, failure)
+            for other in left:
+                self._waiting.ask(other)
+        for shard in shards:
+            if isinstance(shard, SegmentShard):
+                shard.wal.group.call_back()
 
 
 def _commit(shard: OwnedShard) -> None:

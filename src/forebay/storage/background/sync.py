@@ -10,7 +10,6 @@ import errno
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from forebay.appends.callbacks import left_due
 from forebay.clock import Clock
@@ -29,19 +28,31 @@ MOMENT_SECONDS = 0.02
 """A shard whose log other threads use for longer than that is left for the next round."""
 
 
-class FileSystem(NamedTuple):
+class FileSystem:
     """Where the logs of a directory lie: one sync makes all of them durable, at less cost than one for each of many."""
 
-    disk: Disk
-    root: str
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self._root = root
+        self._identity: str | None = None
+
+    def holds(self, shard: SegmentShard) -> bool:
+        """Whether the log lies here, and not in another file system that is mounted below; false if that is unknown."""
+        try:
+            if self._identity is None:
+                self._identity = self._disk.identity(self._root)
+            return shard.wal.writer.identity == self._identity
+        except OSError as error:
+            logger.warning("%s: in which file system it lies is not known: %s", shard.ref, error)
+            return False
 
     def sync(self) -> OSError | None:
-        """Make everything that was written durable; why that failed, if it did.
+        """Make everything that was written here durable; why that failed, if it did.
 
         The failure may be that of any file there, also of another process: then no file counts as synced.
         """
         try:
-            self.disk.sync_filesystem(self.root)
+            self._disk.sync_filesystem(self._root)
         except OSError as error:
             return error
         return None
@@ -139,10 +150,11 @@ class SyncWorker:
     def _round(self) -> list[SegmentShard]:
         shards = list(self._busy.values())
         due = [shard for shard in shards if shard.upkeep.is_sync_due]
-        if len(due) >= self._settings.shards_syncfs_min:
-            self.sync_together(due)
-            due = []
         singly = set(due)
+        if len(due) >= self._settings.shards_syncfs_min:
+            together = [shard for shard in due if self._filesystem.holds(shard)]
+            self.sync_together(together)
+            singly -= set(together)
         for shard in shards:
             if not self.worker.goes_on():
                 break
