@@ -277,21 +277,26 @@ class TokenBook:
     def _follow(self) -> None:
         """Read all tokens if one has changed, or if none were read since the watch began."""
         try:
-            if self._watch is not None and not self._watch.poll(0):
+            if self._watch is not None and not self._has_changed(self._watch):
                 return
-        except Compacted:
-            self._end_watch()
-        try:
             if self._watch is None:
                 # First the watch, then the look: a change in between is seen twice rather than never.
                 self._watch = self._store.watch(tokens_prefix(prefix=self._prefix))
             tokens = Tokens(self._store, self._prefix, self._clock).all()
         except BaseException:
-            # What the watch has handed out was not looked at: the next call looks at everything.
+            # What the watch has handed out may not have been looked at: the next call looks at everything.
             self._end_watch()
             raise
         accepted = [_Accepted.of(token) for token in tokens if token.revoked_at is None]
         self._accepted = {one.digest: one for one in accepted}
+
+    def _has_changed(self, watch: Watch) -> bool:
+        """Whether a token may have changed since the last call."""
+        try:
+            return bool(watch.poll(0))
+        except Compacted:
+            self._end_watch()
+            return True
 
     def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
