@@ -111,7 +111,7 @@ def test_a_read_from_history_takes_few_frames_to_the_bytes(tmp_path: Path, ledge
             first = next(iter(topic.read(0)))
 
         assert first.value == b"in history"
-        frames = walk.depth("Stream.__iter__", "ReadAhead.read_at")
+        frames = walk.depth("Stream._pages", "ReadAhead.read_at")
         ledger.count("steps of a read", frames, figure="frames")
         assert frames <= READ_FRAMES_MAX
 
