@@ -61,14 +61,14 @@ def running_broker(
     failed: list[BaseException] = []
 
     async def run() -> None:
+        process = BrokerRun(path, settings)
         with bound_socket(settings.server) as socket:
-            process = BrokerRun(path, settings, socket)
 
             def note(url: str) -> None:
                 started.append(RunningBroker(url, process, asyncio.get_running_loop()))
                 bound.set()
 
-            await process.run(note)
+            await process.run(socket, note)
 
     def serve() -> None:
         try:

@@ -61,7 +61,8 @@ class Guard:
     settings: ServerSettings
     refused: Counter[str] = field(default_factory=Counter)
     """How often, by the code of the refusal."""
-    _connections: dict[GuardedProtocol, None] = field(default_factory=dict)
+    _connections: dict[GuardedProtocol, str | None] = field(default_factory=dict)
+    """With the address of each client."""
     _by_address: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -70,8 +71,10 @@ class Guard:
         return len(self._connections)
 
     def enter(self, connection: GuardedProtocol, address: str | None) -> GuardRefusal | None:
-        """Count a new connection; why it has to go, if it has."""
-        self._connections[connection] = None
+        """Count a new connection; why it has to go, if it has. One that was counted when it was accepted may stay."""
+        if connection in self._connections:
+            return None
+        self._connections[connection] = address
         if address is not None:
             self._by_address[address] += 1
         if len(self._connections) > self.settings.connections_max:
@@ -80,9 +83,9 @@ class Guard:
             return TOO_MANY_HERE
         return None
 
-    def leave(self, connection: GuardedProtocol, address: str | None) -> None:
-        """The connection is over."""
-        self._connections.pop(connection, None)
+    def leave(self, connection: GuardedProtocol) -> None:
+        """The connection is over. Harmless when repeated."""
+        address = self._connections.pop(connection, None)
         if address is not None:
             self._by_address[address] -= 1
             if self._by_address[address] <= 0:
@@ -114,7 +117,6 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._guard = guard
-        self._address: str | None = None
         self._answering: set[asyncio.Task[object]] = set()
         """The tasks that answer requests of this connection: they enter themselves."""
         self._is_refused = False
@@ -133,15 +135,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, unless there are too many."""
         super().connection_made(transport)
-        self._address = self.client[0] if self.client else None
         self._began = self.loop.time()
-        refusal = self._guard.enter(self, self._address)
+        refusal = self._guard.enter(self, self.client[0] if self.client else None)
         if refusal is not None:
             self._refuse(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and end the handlers that answer it."""
-        self._guard.leave(self, self._address)
+        self._guard.leave(self)
         super().connection_lost(exc)
         for task in list(self._answering):
             task.cancel()

@@ -24,6 +24,7 @@ from forebay.aio.log import AsyncLog
 from forebay.broker.app import Broker
 from forebay.broker.guard import Guard, GuardedProtocol
 from forebay.broker.table import ROUTES
+from forebay.broker.tls import ServerCertificate, TlsListener
 from forebay.clock import SystemClock
 from forebay.errors import Unavailable
 from forebay.lifecycle import StopSignals
@@ -57,44 +58,53 @@ def serve(path: str | PurePath, settings: Settings, *, on_bound: Callable[[str],
     process at once.
     """
     settings = with_descriptors(settings)
-    with bound_socket(settings.server) as bound, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.setswitchinterval(SWITCH_SECONDS)
-        runner.run(_until_signal(path, settings, bound, on_bound))
+        runner.run(_until_signal(path, settings, on_bound))
 
 
-async def _until_signal(
-    path: str | PurePath, settings: Settings, bound: socket.socket, on_bound: Callable[[str], None]
-) -> None:
-    process = BrokerRun(path, settings, bound)
+async def _until_signal(path: str | PurePath, settings: Settings, on_bound: Callable[[str], None]) -> None:
+    process = BrokerRun(path, settings)
     loop = asyncio.get_running_loop()
-    with StopSignals(lambda: loop.call_soon_threadsafe(process.stop)):
-        await process.run(on_bound)
+    with bound_socket(settings.server) as bound, StopSignals(lambda: loop.call_soon_threadsafe(process.stop)):
+        await process.run(bound, on_bound)
 
 
 class BrokerRun:
     """One broker from its start to its end. For one event loop."""
 
-    def __init__(self, path: str | PurePath, settings: Settings, bound: socket.socket) -> None:
+    def __init__(self, path: str | PurePath, settings: Settings) -> None:
+        """`Invalid` says what is wrong with the files of TLS."""
         self._path = path
         self._settings = settings
-        self._bound = bound
+        self.certificate = ServerCertificate.of(settings.server)
         self._clock = SystemClock()
         self.guard = Guard(settings.server)
         self.broker = Broker(
             ROUTES, settings=settings.server, guard=self.guard, clock=self._clock, private=(str(path),)
         )
-        self._server = _Server(_config(self.broker, settings.server, self.guard))
+        self._config = _config(self.broker, settings.server, self.guard)
+        self._server = _Server(self._config)
+        self._listening: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """Begin to end: take no new requests, end streams, finish the rest. Harmless when repeated. In the loop."""
         self.broker.begin_ending()
         self._server.should_exit = True
+        if self._listening is not None:
+            self._listening.cancel()
 
-    async def run(self, on_bound: Callable[[str], None]) -> None:
+    async def run(self, bound: socket.socket, on_bound: Callable[[str], None]) -> None:
         """Serve until `stop` is called. Raises why the log could not be opened, once every caller has its answer."""
-        serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
         watching = [asyncio.create_task(self.guard.run()), asyncio.create_task(self.broker.lag.run())]
-        on_bound(url_of(self._bound, self._settings.server))
+        if self.certificate is None:
+            serving = asyncio.create_task(self._server.serve(sockets=[bound]))
+        else:
+            serving = asyncio.create_task(self._server.serve(sockets=[]))
+            listener = TlsListener(bound, self.certificate, self.guard, self._connection)
+            self._listening = asyncio.create_task(listener.run())
+            watching += [self._listening, asyncio.create_task(self.certificate.run())]
+        on_bound(url_of(bound, self._settings.server))
         try:
             async with AsyncLog(self._path, self._settings) as log, self._tokens(log) as tokens:
                 recovering = asyncio.create_task(self._recover(log, tokens))
@@ -110,6 +120,9 @@ class BrokerRun:
                 task.cancel()
             await serving
         logger.info("the broker has stopped: everything that it acknowledged is durable")
+
+    def _connection(self) -> GuardedProtocol:
+        return GuardedProtocol(self._config, self._server.server_state, {}, guard=self.guard)
 
     @asynccontextmanager
     async def _tokens(self, log: AsyncLog) -> AsyncIterator[TokenBook | None]:
@@ -189,6 +202,4 @@ def _config(broker: Broker, settings: ServerSettings, guard: Guard) -> uvicorn.C
         backlog=BACKLOG,
         timeout_keep_alive=max(1, settings.idle_timeout_ms // 1000),
         timeout_graceful_shutdown=max(1, settings.stop_timeout_ms // 1000),
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
     )
