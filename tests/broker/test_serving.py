@@ -317,6 +317,24 @@ def test_the_status_of_a_topic_and_of_the_broker(client: httpx.Client, topic: st
     assert "forebay-sync" in {worker["name"] for worker in whole["workers"]}
 
 
+def test_the_offset_of_each_record_is_answered_where_keys_part_them(client: httpx.Client) -> None:
+    topic = made(client, partitions=3)
+    records = [{"value": str(number), "key": f"k{number % 5}"} for number in range(20)]
+    plain = fine(client.post(f"{topic}/records", json=records))
+    asked = fine(client.post(f"{topic}/records", json=records, params={"offsets": "true"}))
+    assert "offsets" not in plain
+    assert len(asked["offsets"]) == 20
+    for number, offset in enumerate(asked["offsets"]):
+        held = [
+            fine(client.get(f"{topic}/records", params={"partition": each["partition"], "start": str(offset)}))
+            for each in asked["ranges"]
+            if each["first"] <= offset < each["first"] + each["count"]
+        ]
+        assert str(number) in {page["records"][0]["value"] for page in held}
+    alone = fine(client.post(f"{topic}/records", json=records, params={"offsets": "true", "partition": "0"}))
+    assert "offsets" not in alone
+
+
 # Groups
 
 
@@ -335,6 +353,20 @@ def test_a_group_commits_fetches_and_starts_again(client: httpx.Client, topic: s
     assert fine(client.post(f"{group}/reset", json={"topic": name, "to": "earliest"}))["offsets"] == {"0": 0}
     assert client.delete(group).status_code == 204
     assert fine(client.get(group))["places"] == []
+
+
+def test_a_group_is_set_with_a_note_and_forgotten_in_one_topic(client: httpx.Client, topic: str) -> None:
+    name, other = topic.removeprefix("/v1/topics/"), made(client).removeprefix("/v1/topics/")
+    append(client, topic, *"ab")
+    group = f"/v1/groups/g{next(_NUMBERS)}"
+    fine(client.post(f"{group}/reset", json={"topic": name, "to": "latest", "note": "by hand"}))
+    fine(client.post(f"{group}/reset", json={"topic": other, "to": "earliest"}))
+    assert {place["topic"]: place["note"] for place in fine(client.get(group))["places"]} == {
+        name: "by hand",
+        other: "",
+    }
+    assert client.delete(group, params={"topic": name}).status_code == 204
+    assert [place["topic"] for place in fine(client.get(group))["places"]] == [other]
 
 
 # Errors

@@ -25,6 +25,12 @@ class PlaceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     partition: Annotated[int, Meta(ge=0)] = 0
 
 
+class ForgetQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where to forget a group."""
+
+    topic: Annotated[str | None, Meta(description="Left out: in every topic.")] = None
+
+
 async def list_groups(broker: Broker, request: Request) -> HttpAnswer:
     """The names of groups and readers."""
     request.query(NoQuery)
@@ -69,14 +75,18 @@ async def reset_group(broker: Broker, request: Request) -> HttpAnswer:
     reset = await request.json(Resetting)
     topic = TopicName.parse(reset.topic)
     standing = await broker.service.reset(
-        request.principal, request.at["group"], topic, parse_start(reset.to, "to"), reset.partition
+        request.principal, request.at["group"], topic, parse_start(reset.to, "to"), reset.partition, reset.note
     )
     return HttpAnswer.of(ResetPlaces(str(topic), standing))
 
 
 async def delete_group(broker: Broker, request: Request) -> HttpAnswer:
-    """Forget every place of a group."""
-    await broker.service.delete_group(request.principal, request.at["group"])
+    """Forget every place of a group, or those that it has in one topic."""
+    topic = request.query(ForgetQuery).topic
+    if topic is None:
+        await broker.service.delete_group(request.principal, request.at["group"])
+    else:
+        await broker.service.forget(request.principal, request.at["group"], TopicName.parse(topic))
     return HttpAnswer(204)
 
 
@@ -106,7 +116,8 @@ ROUTES = (
     ),
     Route(
         method="DELETE", path=GROUP, name="delete_group", summary="Forget every place of a group",
-        handler=delete_group, scopes=(AccessScope.READ,), status=204, tag="groups", is_audited=True,
+        handler=delete_group, scopes=(AccessScope.READ,), query=ForgetQuery, status=204, tag="groups",
+        statuses=(404,), is_audited=True,
     ),
 )  # fmt: skip
 """Of consumer groups."""

@@ -56,6 +56,7 @@ class AppendQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tag: str | None = None
     timestamp: str | None = None
     header: tuple[str, ...] = ()
+    offsets: Annotated[bool, Meta(description="Whether to answer with the offset of each record.")] = False
 
 
 class ReadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -98,8 +99,12 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
         decode = partial(_decode, request, query, body, limits, broker.clock.now_ms())
         is_small = len(body) <= LOOP_BYTES_MAX and request.header(b"content-encoding") is None
         records = decode() if is_small else await broker.compute(decode)
-        ranges = await service.append(who, name, records)
-    return HttpAnswer.of(AppendedRanges([OffsetRangeItem(*each) for each in ranges]))
+        ack = await service.append(who, name, records)
+    ranges = [OffsetRangeItem(*each) for each in ack.ranges]
+    if query.offsets and len(ranges) > 1:
+        # Every partition has answered, so every record has its offset.
+        return HttpAnswer.of(AppendedRanges(ranges, [offset for offset in ack.offsets() if offset is not None]))
+    return HttpAnswer.of(AppendedRanges(ranges))
 
 
 def _decode(request: Request, query: AppendQuery, body: bytes, limits: BodyLimits, now_ms: int) -> AppendRecords:

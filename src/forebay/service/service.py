@@ -16,7 +16,7 @@ from forebay.aio.topic import AsyncTopic
 from forebay.errors import Invalid, Moved, Unauthenticated, Unavailable
 from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
-from forebay.records import CommitAck, GroupOffset, OffsetRange, Offsets, Position
+from forebay.records import CommitAck, GroupOffset, Offsets, Position
 from forebay.service.placement import Nowhere, Placement, There
 from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, listed_ranges, may
 from forebay.service.quotas import Quotas
@@ -289,12 +289,14 @@ class Service:
         """`Forbidden` unless the caller may append to the topic: asked before a body is read."""
         check_may(who, AccessScope.WRITE, name)
 
-    async def append(self, who: Principal, name: TopicName, records: AppendRecords) -> Sequence[OffsetRange]:
-        """Append records, those of a partition together; the offsets that each partition gave."""
+    async def append(self, who: Principal, name: TopicName, records: AppendRecords) -> BatchAck:
+        """Append records, those of a partition together; on return every partition has acknowledged its share."""
         check_may(who, AccessScope.WRITE, name)
         topic = await self._topics.get(name)
         self._check_placed(topic, records.partition)
-        return await (await records.queue(topic))
+        ack = await records.queue(topic)
+        await ack
+        return ack
 
     async def readable(self, who: Principal, name: TopicName, partition: int | None = None) -> AsyncTopic:
         """The topic, for a caller that may read it."""
@@ -370,11 +372,19 @@ class Service:
         return await found.fetch(topic, partition), await found.note(topic, partition)
 
     async def reset(
-        self, who: Principal, group: str, topic: TopicName, position: Position, partition: int | None
+        self, who: Principal, group: str, topic: TopicName, position: Position, partition: int | None, note: str
     ) -> dict[int, int]:
         """Set a group, also to an earlier place; where it stands now in each partition."""
         check_may(who, AccessScope.READ, topic)
-        return await self._log.group(group).reset(topic, position, partition)
+        handle = await self._topics.get(topic)
+        reader = handle.reader(group)
+        numbers = range(handle.partitions) if partition is None else (partition,)
+        return {number: await reader.reset(position, number, note) for number in numbers}
+
+    async def forget(self, who: Principal, group: str, topic: TopicName) -> None:
+        """Forget every place of a group in one topic."""
+        check_may(who, AccessScope.READ, topic)
+        await (await self._topics.get(topic)).reader(group).forget()
 
     async def delete_group(self, who: Principal, group: str) -> int:
         """Forget every place of a group; how many. The caller needs the right on every topic that it has one in."""

@@ -102,6 +102,8 @@ class AppendedRanges(msgspec.Struct, frozen=True):
     """Where the records of a request are now: a range for each partition that got some, in the order of the request."""
 
     ranges: list[OffsetRangeItem]
+    offsets: list[int] | UnsetType = UNSET
+    """The offset of each record in the order of the request: where that was asked for, and there are several ranges."""
 
 
 class OffsetsItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,6 +252,7 @@ class Resetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """`earliest`, `latest`, an offset, or a time as `2031-05-06T00:00:00Z`."""
     partition: int | None = None
     """Left out: in every partition."""
+    note: str = ""
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
