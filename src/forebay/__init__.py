@@ -18,6 +18,7 @@ if _typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import PurePath
 
+    from forebay.client import RemoteLog
     from forebay.errors import (
         Closed,
         Conflict,
@@ -141,6 +142,7 @@ __all__ = [
     "UnsupportedFormat",
     "WorkerStatus",
     "__version__",
+    "connect",
     "move_topic",
     "open",
     "repair",
@@ -226,3 +228,18 @@ def open(
     if not isinstance(settings, Settings):
         settings = Settings.load(overrides=settings)
     return Storage.open(path, settings, read_only=read_only, may_own=may_own)
+
+
+def connect(
+    url: str, *, token: str | None = None, verify: bool | str | PurePath = True, timeout_s: float = 60.0
+) -> RemoteLog:
+    """The log of the broker (`forebay serve`) at `url`, over HTTP, with the surface of `forebay.open`.
+
+    `token` may name an environment variable, as `${FOREBAY_TOKEN}`. `verify` is for `https`: the file (PEM) of a
+    certificate authority in place of those of the system, or `False` for none. Nothing is sent before the first call.
+    A call that gets no answer is repeated for `timeout_s` seconds; an append is stored once all the same. Then it
+    raises `Unavailable`, or `Indeterminate` if the broker may have done it.
+    """
+    from forebay.client import connect as connected  # noqa: PLC0415 - its libraries are an extra: [client]
+
+    return connected(url, token=token, verify=verify, timeout_s=timeout_s)

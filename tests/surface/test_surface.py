@@ -1,4 +1,6 @@
-"""One surface: the embedded library and asyncio have it by type, method by method, and pass its contract."""
+"""One surface: the embedded library, asyncio and clients of a broker have it by type, method by method, and pass its
+contract.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from typing import Final
 import pytest
 
 import forebay
-from forebay import aio, surface
+from forebay import aio, client, surface
 from forebay.surface import Log, awaiting, blocking
 from forebay.testing.contracts.surface import BesideContract, LastingContract, SurfaceContract, called
+from tests.support.brokers import running_broker
 
 AsLog = Callable[[awaiting.Log], Log]
 _NAMES: Final = ("Group", "Log", "Reader", "Stream", "TopicHandle")
@@ -28,6 +31,33 @@ def embedded(path: str | Path) -> Log:
 def awaited(path: str | Path, *, read_only: bool = False) -> awaiting.Log:
     """Shows the type checker that a log for asyncio has the surface."""
     return aio.open(path, read_only=read_only)
+
+
+def connected(url: str) -> Log:
+    """Shows the type checker that a client has the surface."""
+    return forebay.connect(url)
+
+
+def awaited_connected(url: str) -> awaiting.Log:
+    """Shows the type checker that a client for asyncio has the surface."""
+    return aio.connect(url)
+
+
+class RemoteHome:
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def open(self) -> Log:
+        return connected(self._url)
+
+
+class AwaitedRemoteHome:
+    def __init__(self, url: str, as_log: AsLog) -> None:
+        self._url = url
+        self._as_log = as_log
+
+    def open(self) -> Log:
+        return self._as_log(awaited_connected(self._url)).__enter__()
 
 
 class DirectoryHome:
@@ -83,6 +113,20 @@ class TestAwaitedMemory(SurfaceContract):
         return AwaitedHome(":memory:", as_log)
 
 
+class TestConnected(LastingContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> Iterator[RemoteHome]:
+        with running_broker(tmp_path / "log") as broker:
+            yield RemoteHome(broker.url)
+
+
+class TestAwaitedConnected(LastingContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path, as_log: AsLog) -> Iterator[AwaitedRemoteHome]:
+        with running_broker(tmp_path / "log") as broker:
+            yield AwaitedRemoteHome(broker.url, as_log)
+
+
 class TestEmbeddedBeside(BesideContract):
     @pytest.fixture
     def logs(self, tmp_path: Path) -> Iterator[tuple[Log, Log]]:
@@ -117,6 +161,14 @@ def test_both_kinds_of_surface_have_the_same_methods(name: str) -> None:
         (aio.AsyncTopic, awaiting.TopicHandle),
         (aio.AsyncReader, awaiting.Reader),
         (aio.AsyncGroup, awaiting.Group),
+        (client.RemoteLog, surface.Log),
+        (client.RemoteTopic, surface.TopicHandle),
+        (client.RemoteReader, surface.Reader),
+        (client.RemoteGroup, surface.Group),
+        (client.AsyncRemoteLog, awaiting.Log),
+        (client.AsyncRemoteTopic, awaiting.TopicHandle),
+        (client.AsyncRemoteReader, awaiting.Reader),
+        (client.AsyncRemoteGroup, awaiting.Group),
     ],
 )
 def test_implementations_have_the_parameters_and_defaults_of_the_surface(implementation: type, protocol: type) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.log import AsyncLog
@@ -24,7 +25,10 @@ from forebay.aio.topic import AsyncTopic
 from forebay.settings import Settings
 from forebay.shard import ShardRef
 
-__all__ = ["AsyncGroup", "AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "open"]
+if TYPE_CHECKING:
+    from forebay.client import AsyncRemoteLog
+
+__all__ = ["AsyncGroup", "AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "connect", "open"]
 
 
 def open(
@@ -38,3 +42,12 @@ def open(
     if not isinstance(settings, Settings):
         settings = Settings.load(overrides=settings)
     return AsyncLog(path, settings, read_only=read_only, may_own=may_own)
+
+
+def connect(
+    url: str, *, token: str | None = None, verify: bool | str | PurePath = True, timeout_s: float = 60.0
+) -> AsyncRemoteLog:
+    """The log of the broker at `url`, for one event loop; see `forebay.connect`."""
+    from forebay.client import connect_async  # noqa: PLC0415 - its libraries are an extra: [client]
+
+    return connect_async(url, token=token, verify=verify, timeout_s=timeout_s)

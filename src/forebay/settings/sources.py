@@ -77,7 +77,7 @@ def expand(tree: object, source: str, environment: Mapping[str, str]) -> Mapping
             return [expanded(part) for part in value]
         if isinstance(value, Mapping):
             return {name: part if isinstance(part, Mapping) else expanded(part) for name, part in value.items()}
-        return _expand_text(value, source, environment) if isinstance(value, str) else value
+        return expand_text(value, source, environment) if isinstance(value, str) else value
 
     return {
         group: {name: expanded(value) for name, value in inner.items()} if isinstance(inner, Mapping) else inner
@@ -85,7 +85,9 @@ def expand(tree: object, source: str, environment: Mapping[str, str]) -> Mapping
     }
 
 
-def _expand_text(text: str, source: str, environment: Mapping[str, str]) -> str:
+def expand_text(text: str, source: str, environment: Mapping[str, str]) -> str:
+    """The text with `${VAR}` replaced; `Invalid` names a variable that is not set, and shows no value."""
+
     def value_of(match: re.Match[str]) -> str:
         name = match.group(1)
         if name is None:

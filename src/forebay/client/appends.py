@@ -1,0 +1,480 @@
+"""How a client's records get to a topic of a broker: encoded, sent once or several times, stored once.
+
+`Appends` sends one append and waits; `nowait` queues it. Queued appends are sent in order, one request at a time, with
+all single records that have come meanwhile in one request. For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from forebay.appends.queue import Producing
+from forebay.arguments import (
+    checked_arrow,
+    checked_bytes,
+    checked_column,
+    checked_header_column,
+    checked_headers,
+    checked_partition,
+    checked_producing,
+    checked_tag,
+    checked_tags,
+    checked_timestamp,
+    checked_timestamps,
+    checked_values,
+)
+from forebay.client.lanes import BY_KEY, ProducerLanes
+from forebay.client.transport import HttpCall, HttpTransport
+from forebay.clock import Clock
+from forebay.errors import Conflict, ForebayError, Indeterminate, Invalid, Throttled, Unavailable
+from forebay.records import Headers, HeadersLike, OffsetRange
+from forebay.wire import bodies
+from forebay.wire.bodies import MediaType
+from forebay.wire.items import RecordColumns
+from forebay.wire.messages import AppendedRanges
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ARROW_RECORDS_MIN: Final = 32
+"""Fewer records go as JSON: an Arrow body has a head of about a kilobyte."""
+PART_RECORDS: Final = 10_000
+PART_BYTES: Final = 4 * 1024 * 1024
+"""What one request brings of an append that may be split, and of single records that are sent together."""
+QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
+RECORD_BYTES: Final = 64
+"""What a record counts for in a queue beside its key and value."""
+ADDRESS_BYTES_MAX: Final = 1024
+"""Key and tag of a record whose value is the whole body stand in the address."""
+_APPENDED: Final = msgspec.json.Decoder(AppendedRanges)
+
+
+class SentRecords(NamedTuple):
+    """The records of one append, checked."""
+
+    columns: RecordColumns | pa.RecordBatch
+    rows: int
+    bytes: int
+    partition: int | None = None
+    producing: Producing | None = None
+    is_keyed: bool = False
+
+
+class SentAppend(NamedTuple):
+    """Where the records of one append are now."""
+
+    ranges: tuple[OffsetRange, ...]
+    offsets: Sequence[int]
+    """Of each record, in the order given."""
+
+
+NOTHING: Final = SentAppend((), ())
+
+
+# Records, checked
+
+
+def one_record(
+    value: bytes | None,
+    key: bytes | None,
+    tag: str | None,
+    headers: HeadersLike | None,
+    timestamp: int | None,
+    partition: int | None,
+    producer: int | None,
+    sequence: int | None,
+    previous: int | None,
+) -> SentRecords:
+    """One record as an append; `Invalid` says what is wrong with it."""
+    checked, hashed = checked_bytes("value", value), checked_bytes("key", key)
+    label, pairs = checked_tag(tag), checked_headers(headers)
+    columns = RecordColumns(
+        values=[checked],
+        keys=None if hashed is None else [hashed],
+        tags=None if label is None else [label],
+        headers=[pairs] if pairs else None,
+        timestamps=None if timestamp is None else [checked_timestamp(timestamp)],
+    )
+    if partition is not None:
+        checked_partition(partition)
+    producing = checked_producing(producer, sequence, previous)
+    size = RECORD_BYTES + len(checked or b"") + len(hashed or b"")
+    return SentRecords(columns, 1, size, partition, producing, hashed is not None)
+
+
+def many_records(
+    values: Iterable[bytes | None],
+    *,
+    keys: Sequence[bytes | None] | None,
+    tags: Sequence[str | None] | str | None,
+    headers: Sequence[HeadersLike | None] | None,
+    timestamps: Sequence[int] | int | None,
+    partition: int | None,
+    producer: int | None,
+    sequence: int | None,
+    previous: int | None,
+) -> SentRecords:
+    """Many records as one append."""
+    column = checked_values(values)
+    count = len(column)
+    found = checked_column("keys", keys, count)
+    columns = RecordColumns(
+        values=column,
+        keys=found,
+        tags=checked_tags(tags, count),
+        headers=checked_header_column(headers, count),
+        timestamps=None if timestamps is None else list(map(int, checked_timestamps(timestamps, count, 0))),
+    )
+    if partition is not None:
+        checked_partition(partition)
+    producing = checked_producing(producer, sequence, previous)
+    size = RECORD_BYTES * count + sum(map(len, filter(None, column))) + sum(map(len, filter(None, found or ())))
+    return SentRecords(columns, count, size, partition, producing, found is not None)
+
+
+def arrow_records(
+    batch: pa.RecordBatch,
+    *,
+    partition: int | None,
+    producer: int | None,
+    sequence: int | None,
+    previous: int | None,
+) -> SentRecords:
+    """The rows of a record batch as one append; what its columns hold, the broker checks."""
+    names = checked_arrow(batch).schema.names
+    if "value" not in names:
+        raise Invalid(f"the batch has no column value; it has: {', '.join(names)}")
+    if partition is not None:
+        checked_partition(partition)
+    producing = checked_producing(producer, sequence, previous)
+    return SentRecords(batch, batch.num_rows, batch.nbytes, partition, producing, "key" in names)
+
+
+def in_parts(records: SentRecords) -> list[SentRecords]:
+    """The append as several, none too large for one request."""
+    columns = records.columns
+    assert isinstance(columns, RecordColumns), "a record batch is one append"
+    sizes = [
+        RECORD_BYTES + len(value or b"") + len(key or b"")
+        for value, key in zip(columns.values, columns.keys or itertools.repeat(None), strict=False)
+    ]
+    parts: list[SentRecords] = []
+    start = 0
+    while start < records.rows:
+        stop, size = start, 0
+        while (
+            stop < records.rows and stop - start < PART_RECORDS and (stop == start or size + sizes[stop] <= PART_BYTES)
+        ):
+            size += sizes[stop]
+            stop += 1
+        some = RecordColumns(
+            values=columns.values[start:stop],
+            keys=columns.keys and columns.keys[start:stop],
+            tags=columns.tags and columns.tags[start:stop],
+            headers=columns.headers and columns.headers[start:stop],
+            timestamps=columns.timestamps and columns.timestamps[start:stop],
+        )
+        parts.append(records._replace(columns=some, rows=stop - start, bytes=size))
+        start = stop
+    if records.producing is not None and len(parts) > 1:
+        raise Invalid(
+            "atomic=False may split the append, but a producer's sequence names exactly one in each partition: "
+            "send less at once"
+        )
+    return parts
+
+
+# Acknowledgements
+
+
+class AsyncRemoteBatchAck:
+    """Many records on their way to a broker. Await it for the ranges."""
+
+    def __init__(self, answered: asyncio.Future[SentAppend]) -> None:
+        self.answered = answered
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known in every partition."""
+        return self.answered.done()
+
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """What is acknowledged by now, a range for each partition."""
+        return self.answered.result().ranges if self._is_held() else ()
+
+    @property
+    def failures(self) -> Mapping[int, ForebayError]:
+        """Of a failure the broker says no more than `result` raises: partitions are not known one by one."""
+        return {}
+
+    def __await__(self) -> Generator[object, None, tuple[OffsetRange, ...]]:
+        found = yield from asyncio.shield(self.answered).__await__()
+        return found.ranges
+
+    def _is_held(self) -> bool:
+        return self.done and not self.answered.cancelled() and self.answered.exception() is None
+
+
+class AsyncRemoteAck:
+    """One record on its way to a broker. Await it for the offset, or its error."""
+
+    def __init__(self, answered: asyncio.Future[SentAppend]) -> None:
+        self.answered = answered
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.answered.done()
+
+    def __await__(self) -> Generator[object, None, int]:
+        found = yield from asyncio.shield(self.answered).__await__()
+        return found.offsets[0]
+
+
+class QueuedAppend(NamedTuple):
+    """An append that waits to be sent, and who is to get its outcome."""
+
+    records: SentRecords
+    answered: asyncio.Future[SentAppend]
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it may share a request: one record, of no producer that the caller has named."""
+        return (
+            self.records.rows == 1
+            and self.records.producing is None
+            and isinstance(self.records.columns, RecordColumns)
+        )
+
+
+class Appends:
+    """Appends to one topic. For one event loop."""
+
+    def __init__(
+        self, transport: HttpTransport, path: str, name: str, clock: Clock, partitions: Callable[[], int]
+    ) -> None:
+        """`partitions` says how many the topic has, as far as is known here: records without a key take turns."""
+        self._transport = transport
+        self._path = f"{path}/records"
+        self._name = name
+        self._clock = clock
+        self._partitions = partitions
+        self._turns = itertools.count()
+        self._lanes = ProducerLanes(clock)
+        self._queue: deque[QueuedAppend] = deque()
+        self._queued_bytes = 0
+        self._sending: asyncio.Task[None] | None = None
+
+    async def append(self, records: SentRecords) -> SentAppend:
+        """Append and wait. What was queued before comes before it."""
+        self._transport.check_open()
+        if not records.rows:
+            return NOTHING
+        if self._sending is not None:
+            return await asyncio.shield(self._queued(records))
+        return await self._send(records)
+
+    async def in_turn(self, records: SentRecords) -> list[int]:
+        """Append part after part."""
+        offsets: list[int] = []
+        for part in in_parts(records):
+            offsets += (await self.append(part)).offsets
+        return offsets
+
+    def nowait(self, records: SentRecords) -> asyncio.Future[SentAppend]:
+        """Queue an append; `Throttled` if too much waits already."""
+        self._transport.check_open()
+        if self._queued_bytes + records.bytes > QUEUED_BYTES_MAX and self._queue:
+            raise Throttled(
+                f"{self._name}: {self._queued_bytes} bytes wait to be sent; the limit is {QUEUED_BYTES_MAX}: wait for "
+                "acknowledgements",
+                topic=self._name,
+            )
+        return self._queued(records)
+
+    async def drain(self) -> None:
+        """Return when all that is queued has its outcome."""
+        while self._sending is not None:
+            await asyncio.shield(self._sending)
+
+    # Queue
+
+    def _queued(self, records: SentRecords) -> asyncio.Future[SentAppend]:
+        answered: asyncio.Future[SentAppend] = asyncio.get_running_loop().create_future()
+        # Its outcome may interest no one; then its error is not worth a line in the log.
+        answered.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if not records.rows:
+            answered.set_result(NOTHING)
+            return answered
+        self._queue.append(QueuedAppend(records, answered))
+        self._queued_bytes += records.bytes
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_queued())
+        return answered
+
+    async def _send_queued(self) -> None:
+        try:
+            while self._queue:
+                await self._send_group(self._next_group())
+        finally:
+            self._sending = None
+
+    def _next_group(self) -> list[QueuedAppend]:
+        """The appends of the next request: one, or single records for the same partition that follow each other."""
+        group = [self._queue.popleft()]
+        size = group[0].records.bytes
+        while (
+            group[0].is_joined
+            and self._queue
+            and self._queue[0].is_joined
+            and self._queue[0].records.partition == group[0].records.partition
+            and len(group) < PART_RECORDS
+            and size + self._queue[0].records.bytes <= PART_BYTES
+        ):
+            size += self._queue[0].records.bytes
+            group.append(self._queue.popleft())
+        self._queued_bytes -= size
+        return group
+
+    async def _send_group(self, group: list[QueuedAppend]) -> None:
+        joined = group[0].records if len(group) == 1 else _joined(group, self._clock.now_ms())
+        try:
+            sent = await self._send(joined)
+        except ForebayError as error:
+            for queued in group:
+                queued.answered.set_exception(error)
+        else:
+            if len(group) == 1:
+                group[0].answered.set_result(sent)
+                return
+            for queued, offset in zip(group, sent.offsets, strict=True):
+                # Which partition it is, the offsets of single records need not say.
+                queued.answered.set_result(SentAppend((), (offset,)))
+
+    # Requests
+
+    async def _send(self, records: SentRecords) -> SentAppend:
+        """Append with a producer of the caller, or with a lane of this client."""
+        if records.producing is not None:
+            producer, sequence, previous = records.producing
+            return await self._request(records, records.partition, producer, sequence, previous)
+        target = records.partition
+        if target is None and not records.is_keyed:
+            target = next(self._turns) % self._partitions()
+        while True:
+            lane = self._lanes.take(BY_KEY if target is None else target)
+            try:
+                sent = await self._request(records, target, lane.producer, lane.sequence, None)
+            except Conflict as conflict:
+                if conflict.producer != lane.producer or lane.sequence == 0:
+                    raise
+                # The broker no longer knows this producer: others have displaced it, or the records of a topic in
+                # memory are gone. No attempt was in doubt, so the next lane repeats nothing.
+                continue
+            except (Invalid, Unavailable):
+                self._lanes.give_back(target, lane)
+                raise
+            # Any other end, a cancelled call too, leaves in doubt what the broker has: the lane is used no more.
+            lane.sequence += 1
+            self._lanes.give_back(target, lane)
+            return sent
+
+    async def _request(
+        self, records: SentRecords, partition: int | None, producer: int, sequence: int, previous: int | None
+    ) -> SentAppend:
+        query = {"producer": str(producer), "sequence": str(sequence)}
+        if previous is not None:
+            query["previous"] = str(previous)
+        if partition is not None:
+            query["partition"] = str(partition)
+        elif records.is_keyed:
+            query["offsets"] = "true"
+        content, media, more = _body(records.columns, records.rows)
+        call = HttpCall(method="POST", path=self._path, query={**query, **more}, content=content, media=media)
+        return await self._transport.call(call, self._decoded)
+
+    def _decoded(self, body: bytes) -> SentAppend:
+        try:
+            found = _APPENDED.decode(body)
+        except msgspec.MsgspecError as error:
+            # The broker has done it: only what it says of it is lost.
+            raise Indeterminate(f"the answer to an append is not sound: {error}", topic=self._name) from error
+        ranges = tuple(OffsetRange(each.partition, each.first, each.count) for each in found.ranges)
+        if found.offsets is not msgspec.UNSET:
+            return SentAppend(ranges, found.offsets)
+        return SentAppend(ranges, [number for _, first, count in ranges for number in range(first, first + count)])
+
+
+def _joined(group: Sequence[QueuedAppend], now_ms: int) -> SentRecords:
+    """Single records as one append."""
+    found = [queued.records.columns for queued in group]
+    columns = [one for one in found if isinstance(one, RecordColumns)]
+    keys = [one.keys[0] if one.keys else None for one in columns]
+    tags = [one.tags[0] if one.tags else None for one in columns]
+    headers: list[Headers] = [one.headers[0] if one.headers else () for one in columns]
+    stamps = [one.timestamps[0] if one.timestamps else now_ms for one in columns]
+    is_keyed = any(key is not None for key in keys)
+    joined = RecordColumns(
+        values=[one.values[0] for one in columns],
+        keys=keys if is_keyed else None,
+        tags=tags if any(tags) else None,
+        headers=headers if any(headers) else None,
+        timestamps=stamps if any(one.timestamps for one in columns) else None,
+    )
+    size = sum(queued.records.bytes for queued in group)
+    return SentRecords(joined, len(group), size, group[0].records.partition, None, is_keyed)
+
+
+def _body(columns: RecordColumns | pa.RecordBatch, rows: int) -> tuple[bytes, str, dict[str, str]]:
+    """The body that brings the records, its media type, and what stands in the address for it."""
+    if not isinstance(columns, RecordColumns):
+        return bodies.encode_arrow([columns]), MediaType.ARROW, {}
+    if rows == 1 and columns.values[0] and columns.headers is None:
+        query = _address(columns)
+        if query is not None:
+            return columns.values[0], MediaType.RAW, query
+    if rows < ARROW_RECORDS_MIN:
+        return bodies.encode_json(columns), MediaType.JSON, {}
+    return bodies.encode_arrow([_arrow(columns)]), MediaType.ARROW, {}
+
+
+def _address(columns: RecordColumns) -> dict[str, str] | None:
+    """Key, tag and time of one record for the address; `None` if they are too long for that."""
+    key = columns.keys[0] if columns.keys else None
+    tag = columns.tags[0] if columns.tags else None
+    if len(key or b"") + len((tag or "").encode()) > ADDRESS_BYTES_MAX:
+        return None
+    query = {}
+    if key is not None:
+        query["key_b64"] = base64.b64encode(key).decode()
+    if tag is not None:
+        query["tag"] = tag
+    if columns.timestamps:
+        query["timestamp"] = str(columns.timestamps[0])
+    return query
+
+
+def _arrow(columns: RecordColumns) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415 - loaded only where it is used
+
+    from forebay.format.columns.arrow import ARROW_SCHEMA  # noqa: PLC0415
+
+    found: dict[str, object] = {
+        "value": columns.values,
+        "key": columns.keys,
+        "tag": columns.tags,
+        "timestamp": columns.timestamps,
+        "headers": columns.headers
+        and [[{"key": name, "value": value} for name, value in row] for row in columns.headers],
+    }
+    present = {name: column for name, column in found.items() if column is not None}
+    schema = pa.schema([ARROW_SCHEMA.field(name) for name in present])
+    return pa.RecordBatch.from_pydict(present, schema=schema)

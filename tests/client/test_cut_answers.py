@@ -1,0 +1,148 @@
+"""Connections are cut at every byte: the client adds no record twice, loses none, and reads each once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import forebay
+from forebay.client import RemoteLog, RemoteTopic
+from tests.support.brokers import running_broker
+from tests.support.proxies import CuttingProxy, cutting_proxy
+
+BYTES = 700
+"""More than an append or its answer has, with all headers."""
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CuttingProxy]:
+    with (
+        running_broker(tmp_path_factory.mktemp("cut") / "data") as broker,
+        cutting_proxy(broker.url) as proxy,
+    ):
+        yield proxy
+
+
+@pytest.fixture
+def log(proxy: CuttingProxy) -> Iterator[RemoteLog]:
+    with forebay.connect(proxy.url) as log:
+        yield log
+
+
+def appended(topic: RemoteTopic, cut: Callable[[int], None], step: int) -> tuple[list[bytes], list[int]]:
+    """What was appended while connections were cut, and the offsets that the client was given."""
+    values, offsets = [], []
+    for place in range(0, BYTES, step):
+        cut(place)
+        value = b"%d" % place
+        if place % (2 * step):
+            offsets.append(topic.append(value, key=b"k"))
+            values.append(value)
+        else:
+            batch = [value + b"-%d" % row for row in range(3)]
+            offsets += topic.append_many(batch, keys=[b"%d" % row for row in range(3)])
+            values += batch
+    return values, offsets
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("where", ["answer", "request"])
+def test_what_is_appended_over_cut_connections_is_there_once(
+    log: RemoteLog, proxy: CuttingProxy, where: str, partitions: int
+) -> None:
+    check_cuts(log, proxy, where, partitions, step=47)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("where", ["answer", "request"])
+def test_what_is_appended_over_connections_that_are_cut_at_every_byte_is_there_once(
+    log: RemoteLog, proxy: CuttingProxy, where: str, partitions: int
+) -> None:
+    check_cuts(log, proxy, where, partitions, step=1)
+
+
+def check_cuts(log: RemoteLog, proxy: CuttingProxy, where: str, partitions: int, *, step: int) -> None:
+    topic = log.create_topic(f"cut/{where}-{partitions}-{step}", partitions=partitions)
+    before = proxy.cuts
+
+    values, offsets = appended(topic, proxy.cut_answer if where == "answer" else proxy.cut_request, step)
+    (proxy.cut_answer if where == "answer" else proxy.cut_request)(1 << 40)
+
+    records = list(topic.read())
+    assert proxy.cuts - before > BYTES // step // 4
+    assert Counter(record.value for record in records) == Counter(values)
+    assert sorted(record.offset for record in records) == sorted(offsets)
+    by_value = {record.value: record.offset for record in records}
+    assert [by_value[value] for value in values] == offsets
+    for partition in range(partitions):
+        singles = [int(r.value or b"") for r in records if r.partition == partition and b"-" not in (r.value or b"")]
+        assert singles == sorted(singles)
+
+
+def test_what_is_queued_over_cut_connections_is_there_once_and_in_order(log: RemoteLog, proxy: CuttingProxy) -> None:
+    topic = log.create_topic("cut/queued")
+    acks = []
+    for place in range(0, BYTES, 29):
+        proxy.cut_answer(place)
+        acks += [topic.append_nowait(b"%d-%d" % (place, row)) for row in range(3)]
+
+    assert [ack.result(60) for ack in acks] == list(range(len(acks)))
+    proxy.cut_answer(1 << 40)
+    values = [record.value for record in topic.read()]
+    assert values == [b"%d-%d" % (place, row) for place in range(0, BYTES, 29) for row in range(3)]
+
+
+def test_what_is_read_over_cut_connections_comes_once(log: RemoteLog, proxy: CuttingProxy) -> None:
+    topic = log.create_topic("cut/read")
+    topic.append_many([b"%d" % number for number in range(200)])
+
+    for place in range(0, BYTES, 37):
+        proxy.cut_answer(place)
+        assert [record.offset for record in topic.read(100)] == list(range(100, 200))
+
+
+def test_a_follower_over_cut_connections_gets_every_record_once(log: RemoteLog, proxy: CuttingProxy) -> None:
+    topic = log.create_topic("cut/follow", partitions=2)
+    with topic.follow(timeout=60) as following:
+        for place in range(0, BYTES, 61):
+            topic.append(b"%d" % place)
+            proxy.cut_answer(place)
+            topic.append(b"%d+" % place)
+            assert {next(following).value for _ in range(2)} == {b"%d" % place, b"%d+" % place}
+
+
+def test_an_append_that_never_gets_an_answer_is_in_doubt_and_stored_once(proxy: CuttingProxy, log: RemoteLog) -> None:
+    topic = log.create_topic("cut/doubt")
+    with forebay.connect(proxy.url, timeout_s=0.4) as hasty:
+        other = hasty.topic("cut/doubt")
+        proxy.cut_every_answer(10)
+        with pytest.raises(forebay.Indeterminate, match="may have been done"):
+            other.append(b"once")
+        with pytest.raises(forebay.Unavailable):
+            other.offsets()
+        proxy.cut_every_answer(None)
+        assert other.append(b"next") == 1
+
+    assert [record.value for record in topic.read()] == [b"once", b"next"]
+
+
+def test_calls_that_change_topics_and_groups_come_to_one_over_cut_connections(
+    log: RemoteLog, proxy: CuttingProxy
+) -> None:
+    topic = log.create_topic("cut/calls")
+    topic.append_many([b"a", b"b", b"c"])
+    group = log.group("cut")
+    proxy.cut_answer(0)
+    assert group.commit("cut/calls", 2, expected=0) == 2
+    proxy.cut_answer(0)
+    with pytest.raises(forebay.Indeterminate):
+        log.create_topic("cut/made")
+    proxy.cut_answer(0)
+    log.delete_topic("cut/made")
+    with pytest.raises(forebay.UnknownTopic):
+        log.topic("cut/made")
+    with pytest.raises(forebay.UnknownTopic):
+        log.delete_topic("cut/made")

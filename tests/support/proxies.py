@@ -1,0 +1,108 @@
+"""A TCP proxy for tests that cuts connections at the byte that a test names."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
+
+CHUNK_BYTES = 65_536
+
+
+class CuttingProxy:
+    """Passes bytes on, and cuts a connection when so many bytes of an answer, or of a request, have passed."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        """The URL that connections are passed on to from now on."""
+        self.url = ""
+        self.cuts = 0
+        """How many connections were cut."""
+        self._answer_left: int | None = None
+        self._request_left: int | None = None
+        self._always: int | None = None
+
+    def cut_answer(self, after: int) -> None:
+        """Cut the connection of the next answer after so many of its bytes."""
+        self._answer_left = after
+
+    def cut_request(self, after: int) -> None:
+        """Cut the connection of the next request after so many of its bytes."""
+        self._request_left = after
+
+    def cut_every_answer(self, after: int | None) -> None:
+        """Cut every answer from now on; `None` for none."""
+        self._always = self._answer_left = after
+
+    async def serve(self, started: threading.Event) -> None:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        started.set()
+        async with server:
+            await server.serve_forever()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        where = urlsplit(self.target)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(where.hostname, where.port)
+        except OSError:
+            writer.close()
+            return
+        pumps = (
+            asyncio.create_task(self._pump(reader, far_writer, is_answer=False)),
+            asyncio.create_task(self._pump(far_reader, writer, is_answer=True)),
+        )
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for each in (writer, far_writer):
+                each.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool) -> None:
+        with suppress(ConnectionError):
+            while piece := await reader.read(CHUNK_BYTES):
+                left = self._answer_left if is_answer else self._request_left
+                if left is not None and len(piece) >= left:
+                    if is_answer:
+                        self._answer_left = self._always
+                    else:
+                        self._request_left = None
+                    self.cuts += 1
+                    writer.write(piece[:left])
+                    await writer.drain()
+                    return
+                if left is not None and is_answer:
+                    self._answer_left = left - len(piece)
+                elif left is not None:
+                    self._request_left = left - len(piece)
+                writer.write(piece)
+                await writer.drain()
+
+
+@contextmanager
+def cutting_proxy(target: str) -> Iterator[CuttingProxy]:
+    """A proxy in a thread."""
+    proxy = CuttingProxy(target)
+    started = threading.Event()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
+
+    async def serve() -> None:
+        serving = asyncio.create_task(proxy.serve(started))
+        running.append((asyncio.get_running_loop(), serving))
+        with suppress(asyncio.CancelledError):
+            await serving
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="proxy")
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield proxy
+    finally:
+        loop, serving = running[0]
+        loop.call_soon_threadsafe(serving.cancel)
+        thread.join()
