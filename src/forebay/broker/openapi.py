@@ -26,7 +26,9 @@ def document(routes: Sequence[Route], *, version: str) -> dict[str, Any]:
     by_type = dict(zip(map(id, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+        operation = paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+        if route.method == "PUT":
+            operation["responses"][str(route.status)]["links"] = _links(route, routes)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -83,6 +85,16 @@ def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
             "content": {JSON: {"schema": schemas[id(ErrorBody)]}},
         }
     return responses
+
+
+def _links(route: Route, routes: Sequence[Route]) -> dict[str, Any]:
+    """What can be asked of that which a request has created: all that its address begins."""
+    parameters = {label: f"$request.path.{label}" for label in route.labels}
+    return {
+        other.name: {"operationId": other.name, "parameters": parameters}
+        for other in routes
+        if other is not route and other.path.startswith(route.path)
+    }
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:

@@ -191,40 +191,40 @@ ROUTES = (
     Route(
         method="PATCH", path=TOPIC, name="patch_topic", summary="Change a topic while it is used",
         handler=patch_topic, scopes=(AccessScope.ADMIN,), body=TopicPatch, answer=TopicItem, tag="topics",
-        statuses=(404, 409, 422), is_audited=True,
+        statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
         method="DELETE", path=TOPIC, name="delete_topic", summary="Delete a topic with all its records",
-        handler=delete_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 409),
+        handler=delete_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 409, 421),
         is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/seal", name="seal_topic", summary="End a topic here; another directory goes on",
         handler=seal_topic, scopes=(AccessScope.ADMIN,), body=Sealing, status=204, tag="topics",
-        statuses=(404, 409, 422), is_audited=True,
+        statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/unseal", name="unseal_topic", summary="Take back a topic that was sealed here",
-        handler=unseal_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 409, 422),
+        handler=unseal_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 409, 421, 422),
         is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/export", name="export_topic", summary="Make all of a topic history",
         handler=export_topic, scopes=(AccessScope.ADMIN,), body=Exporting, status=204, tag="topics",
-        statuses=(404, 409, 422), is_audited=True,
+        statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/copy", name="copy_topic", summary="Bring every record into another topic, once",
         handler=copy_topic, scopes=(AccessScope.READ,), body=Copying, answer=CopiedItem, tag="topics",
-        statuses=(404, 409, 422), is_audited=True,
+        statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/flush", name="flush_topic", summary="Make everything appended so far durable",
-        handler=flush_topic, scopes=(AccessScope.WRITE,), status=204, tag="topics", statuses=(404,),
+        handler=flush_topic, scopes=(AccessScope.WRITE,), status=204, tag="topics", statuses=(404, 421),
     ),
     Route(
         method="POST", path=f"{TOPIC}/rotate", name="rotate_topic", summary="Begin a new log file in each partition",
-        handler=rotate_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 422),
+        handler=rotate_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 421, 422),
         is_audited=True,
     ),
     Route(
@@ -235,12 +235,12 @@ ROUTES = (
     Route(
         method="GET", path=f"{TOPIC}/offsets", name="get_offsets", summary="The watermarks of the partitions",
         handler=get_offsets, scopes=(AccessScope.READ,), query=PartitionQuery, answer=OffsetsPage, tag="topics",
-        statuses=(404,),
+        statuses=(404, 421),
     ),
     Route(
         method="GET", path=f"{TOPIC}/offset", name="find_offset", summary="The offset of a time or an end",
         handler=find_offset, scopes=(AccessScope.READ,), query=PositionQuery, answer=OffsetFound, tag="topics",
-        statuses=(404,),
+        statuses=(404, 421),
     ),
     Route(
         method="GET", path=f"{TOPIC}/sequence", name="get_sequence", summary="The last sequence of a producer",

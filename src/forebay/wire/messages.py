@@ -12,19 +12,22 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from forebay.records import CommitAck, GroupOffset, Offsets
-from forebay.topics import Cleanup, Durability, Engine, OnFull, TopicSpec
+from forebay.topics import PARTITIONS_MAX, Cleanup, Durability, Engine, OnFull, TopicSpec
 from forebay.wire.items import GapItem
 
 Limit = Annotated[int, Meta(ge=1)] | None
+Partitions = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": PARTITIONS_MAX})]
+"""Documented here; the topic itself refuses what is wrong, and names what is allowed."""
+Compression = Annotated[str, Meta(extra_json_schema={"pattern": "^(none|zstd(:([1-9]|1[0-9]))?)$"})]
 
 
 class TopicPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a topic is to be created. What is left out is as the server's defaults say."""
 
-    partitions: int = 1
+    partitions: Partitions = 1
     durability: Durability | None = None
     engine: Engine | None = None
-    compression: str = "none"
+    compression: Compression = "none"
     cap_records: Limit = None
     cap_bytes: Limit = None
     ttl_ms: Limit = None
@@ -38,7 +41,7 @@ class TopicPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class TopicPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What to change in a topic; `null` takes a limit away."""
 
-    partitions: int | UnsetType = UNSET
+    partitions: Partitions | UnsetType = UNSET
     cap_records: Limit | UnsetType = UNSET
     cap_bytes: Limit | UnsetType = UNSET
     ttl_ms: Limit | UnsetType = UNSET
