@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from forebay import Ack, Indeterminate, Settings, Storage, Topic
+from forebay.disk import machine
 from forebay.wal.writer import Writer
 from tests.storage.rig import QUICK, WatchedDisk, values, wal_of
 from tests.storage.test_workers import Gate
@@ -132,6 +133,36 @@ def test_a_sync_of_all_that_fails_leaves_each_append_undecided_and_every_log_rec
             wal_of(topic).heal()
             assert topic.append(b"after") == 1
             assert values(topic.read()) == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("is_one_of_them", [False, True])
+def test_a_file_that_failed_before_fails_no_log_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_one_of_them: bool
+) -> None:
+    """A log that cannot recover keeps its failed file open: no round of the others succeeded any more."""
+    house = Round(tmp_path)
+    with house.log:
+        active = wal_of(house.topics[0]).writer.active
+        assert active is not None
+        failed = active.file if is_one_of_them else house.disk.create(f"{tmp_path}/another")
+        failed.write_at(b"lost", 0 if failed is not active.file else active.position)
+        with monkeypatch.context() as patch:
+            patch.setattr(machine, "flush_filesystem", _lose)
+            with pytest.raises(OSError, match="write-back failed"):
+                house.disk.sync_filesystem(str(tmp_path))
+        with house.waiting(house.topics) as acks:
+            pass
+
+        assert [ack.result(PATIENCE) for ack in acks[1:]] == [1] * (SHARDS - 1)
+        if is_one_of_them:
+            with pytest.raises(Indeterminate, match="earlier sync of this file has failed"):
+                acks[0].result(PATIENCE)
+        else:
+            assert acks[0].result(PATIENCE) == 1
+
+
+def _lose(fd: int) -> bool:
+    raise OSError(errno.EIO, "write-back failed")
 
 
 def test_an_owner_whose_lease_ends_during_the_sync_acknowledges_nothing(tmp_path: Path) -> None:

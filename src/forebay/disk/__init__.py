@@ -5,8 +5,18 @@ crash states and faults lives in `forebay.testing`. Errors are `OSError`s, as th
 turning them into errors of ours is the caller's work.
 """
 
-from forebay.disk.seam import Disk, File, Lock
+from forebay.disk.seam import Disk, File, Lock, SyncFailedBefore
 from forebay.disk.system import SystemDisk
 from forebay.disk.writing import make_directories, replace_file, write_all, write_rest
 
-__all__ = ["Disk", "File", "Lock", "SystemDisk", "make_directories", "replace_file", "write_all", "write_rest"]
+__all__ = [
+    "Disk",
+    "File",
+    "Lock",
+    "SyncFailedBefore",
+    "SystemDisk",
+    "make_directories",
+    "replace_file",
+    "write_all",
+    "write_rest",
+]

@@ -31,6 +31,7 @@ from functools import partial
 from typing import TypeVar
 
 from forebay.disk import machine
+from forebay.disk.seam import SyncFailedBefore
 from forebay.locks import Rank, RankedLock
 from forebay.records import Bytes
 
@@ -175,7 +176,8 @@ class SystemFile:
         """Raise the error of a sync that the owner did not ask for, at every call: later silence is no success."""
         failed = self._failed
         if failed is not None:
-            raise OSError(failed.errno, f"an earlier sync of this file has failed: {failed.strerror}", self.path)
+            before = f"an earlier sync of this file has failed: {failed.strerror}"
+            raise SyncFailedBefore(failed.errno, before, self.path)
 
     def end_sync(self, *, synced: bool) -> None:
         """After it: a handle whose bytes may not have arrived is dirty again."""

@@ -39,6 +39,10 @@ class File(Protocol):
         """Give the descriptor back; harmless when repeated."""
 
 
+class SyncFailedBefore(OSError):
+    """A file has failed an earlier sync: it will never count as synced. Says nothing of other files."""
+
+
 class Lock(Protocol):
     """An exclusive lock of the operating system, released by `release` or the end of the process."""
 
@@ -80,7 +84,10 @@ class Disk(Protocol):
         """When it returns, all names created, renamed or removed in this directory before are durable."""
 
     def sync_filesystem(self, path: str) -> None:
-        """When it returns, everything written before on the file system that holds `path` is durable."""
+        """When it returns, everything written before on the file system that holds `path` is durable.
+
+        `SyncFailedBefore` if only an earlier failure of some file is known: each of the others answers for itself.
+        """
 
     def lock(self, path: str) -> Lock | None:
         """Take the exclusive lock of `path` (created if missing) without waiting; `None` if another holds it."""

@@ -22,6 +22,7 @@ from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.queue import AppendQueue, Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
+from forebay.disk import SyncFailedBefore
 from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Unavailable
 from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.pages import Page
@@ -355,9 +356,13 @@ class Wal:
         Releases the commit lock. The caller calls back (`GroupCommit.call_back`) when it holds no other.
         """
         try:
-            if failure is not None:
+            if isinstance(failure, SyncFailedBefore):
+                # Perhaps of another log, which may never recover: the file of this one answers for itself.
+                self.writer.sync()
+            elif failure is not None:
                 raise failure
-            self.writer.note_all_synced(written.begun)
+            else:
+                self.writer.note_all_synced(written.begun)
             self._publish(written)
         except BaseException as error:
             self._fail(error)

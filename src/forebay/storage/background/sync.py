@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 from forebay.appends.callbacks import left_due
 from forebay.clock import Clock
-from forebay.disk import Disk
+from forebay.disk import Disk, SyncFailedBefore
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.wal.writer import SyncTarget
@@ -225,10 +225,11 @@ class SyncWorker:
                 failure = self._filesystem.sync()
             finally:
                 # All of them first: a log that another thread writes for long keeps no other from its answer.
-                for shard, target in targets:
-                    shard.wal.report_background_sync(target, failure)
-                for shard, target in targets:
-                    self._end_sync(shard, target, failure)
+                outcomes = [_outcome(target, failure) for _, target in targets]
+                for (shard, target), outcome in zip(targets, outcomes, strict=True):
+                    shard.wal.report_background_sync(target, outcome)
+                for (shard, target), outcome in zip(targets, outcomes, strict=True):
+                    self._end_sync(shard, target, outcome)
 
     def _end_sync(self, shard: SegmentShard, target: SyncTarget, failure: OSError | None) -> None:
         try:
@@ -239,3 +240,17 @@ class SyncWorker:
         except Exception as error:
             logger.exception("%s: upkeep failed and will be tried again", shard.ref)
             self.worker.note_failure(error)
+
+
+def _outcome(target: SyncTarget, failure: OSError | None) -> OSError | None:
+    """Why one file was not synced: where another has failed before, each is asked for itself."""
+    if not isinstance(failure, SyncFailedBefore):
+        return failure
+    try:
+        target.active.file.sync()
+    except OSError as error:
+        return error
+    except Exception:
+        logger.exception("%s: a sync failed", target.active.path)
+        return failure
+    return None
