@@ -427,6 +427,26 @@ def test_no_answer_names_a_path_of_the_server(client: httpx.Client, tmp_path_fac
     assert not [text for text in texts if root in text]
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"host": "rebound.example"},
+        {"host": "rebound.example:7878", "origin": "http://rebound.example:7878"},
+    ],
+)
+def test_a_page_of_another_site_cannot_use_a_server_without_tokens(
+    client: httpx.Client, topic: str, headers: dict[str, str]
+) -> None:
+    body = {"content": b"x", "headers": {"content-type": "text/plain", **headers}}
+    refused(client.post(f"{topic}/records", **body), 403, "forbidden")  # type: ignore[arg-type]
+    refused(client.get("/v1/topics", headers=headers), 403, "forbidden")
+    assert values_of(client, topic) == []
+    own = {"origin": str(client.base_url), "host": "localhost:7878"}
+    assert client.get("/v1/topics", headers=own).status_code == 200
+
+
 def test_an_answer_carries_the_request_id(client: httpx.Client) -> None:
     assert client.get("/v1/health", headers={"x-request-id": "mine-1"}).headers["forebay-request-id"] == "mine-1"
     made_up = [

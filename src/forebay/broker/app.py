@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import ipaddress
 import logging
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from forebay.broker.exchange import Disconnected, HttpAnswer, Receive, Request, Send, Streamed
 from forebay.broker.guard import ANSWERING, TASKS, Guard
 from forebay.broker.routes import FoundRoute, Route, Router
 from forebay.broker.traffic import LoopLag, SeenRequest, Traffic
 from forebay.clock import Clock
-from forebay.errors import Closed, ForebayError, NotReady, Unauthenticated
+from forebay.errors import Closed, Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.live import Watcher
 from forebay.service.principals import Principal
 from forebay.service.quotas import QuotaCounts
@@ -168,6 +171,7 @@ class Broker:
     def authenticated(self, request: Request) -> Principal:
         """Who calls. The token is never part of an error or a log line."""
         service = self.service
+        self._check_origin(request)
         value = request.header(b"authorization")
         if value is None:
             return service.anonymous()
@@ -175,6 +179,19 @@ class Broker:
         if kind.lower() != "bearer" or not secret:
             raise Unauthenticated('the header Authorization is not "Bearer TOKEN"')
         return service.authenticate(secret.strip())
+
+    def _check_origin(self, request: Request) -> None:
+        """`Forbidden` for what a page of another site has a browser send to this machine, where no token is asked for.
+
+        Such a page can reach a loopback address by its number, or by a name of its own that leads there.
+        """
+        if self.settings.access != "loopback":
+            return
+        host, origin = request.header(b"host"), request.header(b"origin")
+        if host is not None and not _is_loopback(f"//{host}"):
+            raise Forbidden(f"this server is for this machine alone and is not called {host!a:.80}: use 127.0.0.1")
+        if origin is not None and not _is_loopback(origin):
+            raise Forbidden(f"pages of {origin!a:.80} may not use this server: set server.access, and use a token")
 
     def _error_answer(self, error: BaseException) -> HttpAnswer:
         sent = encode_error(error, private=self._private)
@@ -216,6 +233,15 @@ class Broker:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     seen.sent += len(piece)
         await send({"type": "http.response.body", "body": b""})
+
+
+@lru_cache(1024)
+def _is_loopback(address: str) -> bool:
+    try:
+        host = urlsplit(address).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _no_route(request: Request, methods: frozenset[str]) -> HttpAnswer:

@@ -58,6 +58,7 @@ _ALIASES: Final = {
     "application/jsonl": MediaType.NDJSON,
     "application/x-jsonlines": MediaType.NDJSON,
     "text/plain": MediaType.RAW,
+    "application/x-www-form-urlencoded": MediaType.JSON,  # what curl says of every body, unless it is given a type
 }
 
 

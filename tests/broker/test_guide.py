@@ -1,0 +1,52 @@
+"""The commands of the broker's guide work as written, against a broker at another address."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.brokers import RunningBroker, running_broker
+
+_PAGE: Final = Path(__file__).parents[2] / "docs" / "broker.md"
+_BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMANDS: Final = [
+    line.removeprefix("$ ")
+    for block in _BLOCK.findall(_PAGE.read_text())
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, RunningBroker]]:
+    path = tmp_path_factory.mktemp("guide")
+    with running_broker(path / "data") as broker:
+        yield path, broker
+
+
+@pytest.mark.parametrize("command", [command for command in _COMMANDS if not command.startswith("forebay serve")])
+def test_a_command_of_the_guide_works(served: tuple[Path, RunningBroker], command: str) -> None:
+    path, broker = served
+    with broker.client() as client:
+        # Each command works by itself, too: what the page does before it is there.
+        client.put("/v1/topics/shop/orders", json={"partitions": 2, "durability": "fsync", "exist_ok": True})
+    here = command.replace("http://127.0.0.1:7878", broker.url)
+    if "-X PUT" in here:
+        here = here.replace("shop/orders", "shop/first")
+    ended = subprocess.run(
+        ["bash", "-c", f'export PATH="{Path(sys.executable).parent}:$PATH"; {here}'],
+        cwd=path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout, "it says something"
+    assert '"error"' not in ended.stdout, ended.stdout
