@@ -1,4 +1,4 @@
-"""`make demo`: a million orders, a follower, a crash, a move, and all the orders in Spark: read, piped, compacted."""
+"""`make demo`: a million orders, a follower, a crash, a move, a broker; all orders in Spark: read, piped, compacted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import forebay
 from demo import orders
+from demo.broker import Served, serve_and_kill
 from demo.crash import Crash, kill_a_writer
 from demo.move import TOPIC, Move, move_a_topic
 from demo.spark import Compacted, Piped, Revenue, compact_and_ask, plot, revenue_by_country, run_pipeline
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ORDERS = 1_000_000
 PAYMENTS = 3_000
+VISITS = 20_000
 SHIPMENTS = 100_000
 ROOT = Path(".demo-data")
 DATA = ROOT / "shop"
@@ -65,6 +67,16 @@ def produce_and_follow() -> tuple[int, float]:
         say(f"a follower read {follower.records:,} of them ({follower.bytes / 1e6:,.0f} MB) meanwhile")
         check("the follower saw every order", holds=follower.records == ORDERS)
         return sum(batch.cents for batch in made), seconds
+
+
+def serve_over_http() -> Served:
+    """Serve a directory, use it over HTTP, kill the broker."""
+    served = serve_and_kill(str(ROOT / "served"), VISITS)
+    say(f"a client appended {served.acknowledged:,} visits to a broker; a follower read {served.followed:,} of them")
+    say(f"the broker was killed with -9 and started again: {served.found:,} found, lost {served.lost}")
+    check("the follower saw every visit", holds=served.followed == served.acknowledged)
+    check("no acknowledged visit is lost", holds=served.lost == 0)
+    return served
 
 
 def crash_and_recover() -> Crash:
@@ -144,6 +156,8 @@ def main() -> None:
     crash = crash_and_recover()
     print("\nSeal and move")
     move = seal_and_move()
+    print("\nServe and follow over HTTP")
+    served = serve_over_http()
     spark = session("forebay-demo")
     print("\nRead the orders in Spark")
     revenue = read_in_spark(spark, cents)
@@ -156,6 +170,7 @@ def main() -> None:
     print(f"  {ORDERS:>12,}  orders appended, {ORDERS / seconds:,.0f} per second")
     print(f"  {crash.acknowledged:>12,}  payments acknowledged before kill -9, {crash.lost} lost")
     print(f"  {move.from_history + move.from_log:>12,}  shipments in one stream across two directories, 0 missing")
+    print(f"  {served.acknowledged:>12,}  visits acknowledged over HTTP before kill -9, {served.lost} lost")
     print(f"  {revenue.orders:>12,}  orders in Spark, worth {revenue.cents / 100:,.2f} EUR")
     print(f"  {piped.records:>12,}  minutes of revenue in a topic and a table, by a stream, each once")
     share = compacted.bytes_after / compacted.bytes_before
