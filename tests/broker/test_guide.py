@@ -50,3 +50,11 @@ def test_a_command_of_the_guide_works(served: tuple[Path, RunningBroker], comman
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout, "it says something"
     assert '"error"' not in ended.stdout, ended.stdout
+
+
+@pytest.mark.parametrize("example", re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL))
+def test_an_example_of_the_guide_runs(
+    served: tuple[Path, RunningBroker], example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(compile(example.replace("http://127.0.0.1:7878", served[1].url), _PAGE.name, "exec"), {})
+    assert capsys.readouterr().out

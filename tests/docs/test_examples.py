@@ -24,12 +24,16 @@ _FILE: Final = re.compile(r"# ([\w-]+\.ya?ml)\n")
 """A block that begins so is that file, for the commands and programs of its page. With .yml it is a pipeline."""
 _PIPELINE: Final = re.compile(r"# [\w-]+\.yml\n")
 _VARIABLE: Final = re.compile(r"(?<!\$)\$\{(\w+)\}")
+_SERVED: Final = "broker.md"
+"""Its examples need a broker, which `tests/broker/test_guide.py` starts for them."""
 _OTHERS_FILES: Final = "cli.md"
 """Its commands name files that only its reader has."""
 
 
 def _pages() -> Iterator[ParameterSet]:
     for page in _PAGES:
+        if page.name == _SERVED:
+            continue
         examples = "".join(block[2] for block in _BLOCK.finditer(page.read_text()) if block[1] == "python")
         if examples:
             marks = [pytest.mark.spark, pytest.mark.timeout(300)] if "forebay.spark" in examples else []
