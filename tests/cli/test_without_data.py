@@ -114,7 +114,9 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_command_is_tried() -> None:
-    assert sorted([*WORDS, *ON_SPARK, "topic move"]) == sorted(" ".join(path) for path, _ in COMMANDS)
+    # A move names two directories, a server runs until it is stopped, and the check of one has no directory.
+    apart = ["conformance", "serve", "topic move"]
+    assert sorted([*WORDS, *ON_SPARK, *apart]) == sorted(" ".join(path) for path, _ in COMMANDS)
 
 
 def _taken(words: str, settings: Sequence[str]) -> str:

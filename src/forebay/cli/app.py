@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli import (
+    conforming,
     consume,
     doctor,
     groups,
@@ -96,6 +97,7 @@ usage.register(app)
 inspecting.register(app)
 doctor.register(app)
 serving.register(app)
+conforming.register(app)
 
 
 def run(words: Sequence[str]) -> int:

@@ -1,0 +1,383 @@
+"""Whether a running broker keeps the contract of the HTTP API: a black-box suite, for any broker behind a URL.
+
+    with httpx.Client(base_url="http://127.0.0.1:7070") as client:
+        for done in run_checks(client):
+            print(done.name, done.failure or "ok")
+
+Every check makes topics in a namespace of its own, and removes them. It looks at answers alone: the broker may be of
+another version, behind a proxy, or of another make. `forebay conformance URL` runs it from the command line.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import httpx
+
+from forebay.clock import SystemClock
+from forebay.wire.events import EventDecoder, ServerEvent
+
+WAIT_SECONDS: Final = 30.0
+"""How long a check waits for what must come soon."""
+NAMESPACE_PREFIX: Final = "conformance-"
+ERROR_FIELDS: Final = {"code", "message", "detail"}
+_RECORDS: Final[list[dict[str, Any]]] = [
+    {"value": "plain", "key": "k", "tag": "eu", "headers": {"trace": "a1"}, "timestamp": 1_935_903_600_000},
+    {"value": "", "timestamp": 0},
+    {"value": None, "key": "gone", "timestamp": 1},
+    {"value_b64": base64.b64encode(b"\x00\xff\x80").decode(), "timestamp": 2},
+    {"value": 'grüße \U0001f9ca \u2028 " \\ \x00', "headers": [["h", "1"], ["h", "2"]], "timestamp": 3},
+]
+
+
+class Nonconforming(Exception):
+    """A broker answered otherwise than the contract says."""
+
+
+class CheckedPromise(NamedTuple):
+    """One check and its outcome."""
+
+    name: str
+    failure: str | None
+    """What the broker did instead; `None` if the promise holds."""
+
+
+class ConformanceProbe:
+    """Asks one broker, and makes topics that are removed in the end. For one check; safe for its threads."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+        self.namespace = NAMESPACE_PREFIX + SystemClock().random_bytes(6).hex()
+        self._numbers = itertools.count()
+        self._made: list[str] = []
+
+    def topic(self, **options: Any) -> str:
+        """The address of a new topic."""
+        address = f"/v1/topics/{self.namespace}/t{next(self._numbers)}"
+        self._made.append(address)
+        self.ask("PUT", address, status=201, json=options)
+        return address
+
+    def remove_topics(self) -> None:
+        """Delete what the check has made, as far as the broker lets it."""
+        for address in self._made:
+            self.client.delete(address)
+
+    def ask(self, method: str, path: str, *, status: int = 200, **request: Any) -> Any:
+        """The answer to a request as JSON, which must have this status."""
+        answer = self.client.request(method, path, **request)
+        if answer.status_code != status:
+            raise Nonconforming(f"{method} {path} answered {answer.status_code}, not {status}: {answer.text[:300]}")
+        return answer.json() if answer.content else None
+
+    def refuse(self, method: str, path: str, status: int, code: str, **request: Any) -> dict[str, Any]:
+        """The error of a request that must be refused like this, in the one shape."""
+        body = self.ask(method, path, status=status, **request)
+        error = body.get("error") if isinstance(body, dict) and body.keys() == {"error"} else None
+        if not isinstance(error, dict) or error.keys() != ERROR_FIELDS or not error["message"]:
+            raise Nonconforming(f"the error of {method} {path} has another shape: {body}")
+        same(f"the code of the error of {method} {path}", error["code"], code)
+        return error
+
+    def append(self, topic: str, values: Sequence[str], **query: Any) -> list[dict[str, int]]:
+        """The ranges that these values got."""
+        ranges: list[dict[str, int]] = self.ask(
+            "POST", f"{topic}/records", params=query, json=[{"value": value} for value in values]
+        )["ranges"]
+        return ranges
+
+    def read(self, topic: str, **query: Any) -> list[dict[str, Any]]:
+        """All items of a partition from the start on, page by page; every page begins where the last one ended."""
+        found: list[dict[str, Any]] = []
+        query = {"start": "0", **query}
+        while True:
+            page = self.ask("GET", f"{topic}/records", params=query)
+            found += page["records"]
+            if page["caught_up"]:
+                same("next of a page that has caught up", page["next"], page["head"])
+                return found
+            if page["next"] <= int(query["start"]):
+                raise Nonconforming(f"a page at {query['start']} that has not caught up goes on at {page['next']}")
+            query["start"] = str(page["next"])
+
+    def values(self, topic: str, **query: Any) -> list[Any]:
+        """The values of a partition."""
+        return [item.get("value") for item in self.read(topic, **query)]
+
+
+def same(what: str, found: object, wanted: object) -> None:
+    """`Nonconforming` unless the two are equal."""
+    if found != wanted:
+        raise Nonconforming(f"{what}: {found!r:.400}, not {wanted!r:.400}")
+
+
+def run_checks(client: httpx.Client) -> Iterator[CheckedPromise]:
+    """Run every check, each by itself; its outcome as soon as there is one."""
+    for check in CHECKS:
+        name = check.__name__.removeprefix("check_").replace("_", " ")
+        probe = ConformanceProbe(client)
+        failure = None
+        try:
+            check(probe)
+        except Nonconforming as error:
+            failure = str(error)
+        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            # An answer that is cut, no JSON, or without a field that the contract names.
+            failure = f"{type(error).__name__}: {error}"
+        finally:
+            probe.remove_topics()
+        yield CheckedPromise(name, failure)
+
+
+# Checks
+
+
+def check_the_broker_is_ready(probe: ConformanceProbe) -> None:
+    ready = probe.ask("GET", "/v1/ready")
+    same("ready", (ready["ready"], ready["replay_progress"]), (True, 1.0))
+    probe.ask("GET", "/v1/health")
+
+
+def check_the_document_names_the_routes(probe: ConformanceProbe) -> None:
+    paths = probe.ask("GET", "/v1/openapi.json")["paths"]
+    wanted = {"/v1/topics", "/v1/topics/{namespace}/{topic}/records", "/v1/watch", "/v1/ready"}
+    same("routes that the document leaves out", sorted(wanted - paths.keys()), [])
+
+
+def check_topics_are_made_changed_listed_and_deleted(probe: ConformanceProbe) -> None:
+    address = probe.topic(partitions=2, cap_records=100)
+    name = address.removeprefix("/v1/topics/")
+    shown = probe.ask("GET", address)
+    same("the topic", (shown["name"], shown["partitions"], shown["cap_records"]), (name, 2, 100))
+    probe.refuse("PUT", address, 409, "conflict", json={})
+    same("partitions", probe.ask("PATCH", address, json={"partitions": 3})["partitions"], 3)
+    others = [probe.topic().removeprefix("/v1/topics/") for _ in range(2)]
+    first = probe.ask("GET", "/v1/topics", params={"prefix": probe.namespace, "limit": 2})
+    rest = probe.ask("GET", "/v1/topics", params={"prefix": probe.namespace, "after": first["after"]})
+    listed = [each["name"] for each in (*first["topics"], *rest["topics"])]
+    same("the list of topics", listed, sorted([name, *others]))
+    probe.ask("DELETE", address, status=204)
+    probe.refuse("GET", address, 404, "unknown_topic")
+
+
+def check_a_topic_made_again_is_empty(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    probe.append(topic, ["old"])
+    probe.ask("DELETE", topic, status=204)
+    probe.ask("PUT", topic, status=201)
+    same("records of the new topic", probe.values(topic), [])
+    same("the first offset", probe.append(topic, ["new"]), [{"partition": 0, "first": 0, "count": 1}])
+
+
+def check_records_are_read_as_they_were_sent(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    ranges = probe.ask("POST", f"{topic}/records", json={"records": _RECORDS})["ranges"]
+    same("the ranges", ranges, [{"partition": 0, "first": 0, "count": len(_RECORDS)}])
+    for offset, (found, sent) in enumerate(zip(probe.read(topic), _RECORDS, strict=True)):
+        same("the offset", (found["partition"], found["offset"]), (0, offset))
+        same("the record", {name: found.get(name) for name in sent}, sent)
+
+
+def check_every_format_of_a_body_is_taken(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    lines = b'{"value": "b"}\n{"value": "c"}\n'
+    sent = [
+        ("application/json", b'[{"value": "a"}]', {}),
+        ("application/x-ndjson", lines, {}),
+        ("application/x-ndjson", gzip.compress(lines), {"content-encoding": "gzip"}),
+        ("application/octet-stream", b"raw", {}),
+    ]
+    for media, content, headers in sent:
+        probe.ask("POST", f"{topic}/records", content=content, headers={"content-type": media, **headers})
+    same("the values", probe.values(topic), ["a", "b", "c", "b", "c", "raw"])
+    answer = probe.client.get(f"{topic}/records", headers={"accept": "application/x-ndjson"})
+    same("lines of an answer", len(answer.content.splitlines()), 6)
+    same("Forebay-Next of an answer in lines", answer.headers["forebay-next"], "6")
+
+
+def check_pages_follow_each_other_without_a_gap(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    values = [f"v{number}" for number in range(25)]
+    for begin in range(0, 25, 5):
+        probe.append(topic, values[begin : begin + 5])
+    items = probe.read(topic, records_max=4)
+    same("the offsets", [item["offset"] for item in items], list(range(25)))
+    same("the values", [item["value"] for item in items], values)
+    page = probe.ask("GET", f"{topic}/records", params={"start": "7", "records_max": 3})
+    found = (page["next"], page["head"], page["earliest"], page["caught_up"], len(page["records"]))
+    same("next, head, earliest, caught_up and records of a page", found, (10, 25, 0, False, 3))
+    same("records at the end", probe.values(topic, start="25"), [])
+    probe.refuse("GET", f"{topic}/records", 400, "invalid", params={"start": "26"})
+    offsets = probe.ask("GET", f"{topic}/offsets")["partitions"][0]
+    same("the watermarks", (offsets["earliest"], offsets["next"]), (0, 25))
+
+
+def check_a_key_has_one_partition(probe: ConformanceProbe) -> None:
+    topic = probe.topic(partitions=3)
+    records = [{"value": f"{number}", "key": f"k{number % 7}"} for number in range(70)]
+    ranges = probe.ask("POST", f"{topic}/records", json=records)["ranges"]
+    same("records of all ranges", sum(each["count"] for each in ranges), 70)
+    places: dict[str, set[int]] = {}
+    found: list[int] = []
+    for partition in range(3):
+        items = probe.read(topic, partition=partition)
+        same("the order in a partition", items, sorted(items, key=lambda item: int(item["value"])))
+        for item in items:
+            places.setdefault(item["key"], set()).add(partition)
+            found.append(int(item["value"]))
+    same("the values of all partitions", sorted(found), list(range(70)))
+    same("keys in more than one partition", [key for key, at in places.items() if len(at) > 1], [])
+
+
+def check_a_repeated_append_is_stored_once(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    first = probe.append(topic, ["a"], producer=7, sequence=0)
+    same("the ranges of a repeat", probe.append(topic, ["a"], producer=7, sequence=0), first)
+    probe.append(topic, ["b"], producer=7, sequence=1)
+    error = probe.refuse(
+        "POST", f"{topic}/records", 409, "conflict", json=[{"value": "z"}], params={"producer": 7, "sequence": 9}
+    )
+    same("the sequence that a conflict expects", error["detail"]["expected"], 2)
+    headers = {"idempotency-key": "order-1"}
+    sent = [probe.ask("POST", f"{topic}/records", json=[{"value": "c"}], headers=headers) for _ in range(2)]
+    same("the ranges of a repeated Idempotency-Key", sent[1], sent[0])
+    same("the values", probe.values(topic), ["a", "b", "c"])
+
+
+def check_appends_at_once_get_offsets_of_their_own(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+
+    def append(caller: int) -> list[tuple[int, str]]:
+        values = [f"{caller}-{number}" for number in range(20)]
+        return [(probe.append(topic, [value])[0]["first"], value) for value in values]
+
+    with ThreadPoolExecutor(8) as pool:
+        given = [each for found in pool.map(append, range(8)) for each in found]
+    found = [(item["offset"], item["value"]) for item in probe.read(topic)]
+    same("offsets and values that were acknowledged", sorted(given), found)
+    for caller in range(8):
+        own = [value for _, value in found if value.startswith(f"{caller}-")]
+        same(f"the order of caller {caller}", own, [f"{caller}-{number}" for number in range(20)])
+
+
+def check_a_read_waits_for_records(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    same("a wait in vain", probe.values(topic, wait_ms=20), [])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(probe.values, topic, start="0", wait_ms=int(WAIT_SECONDS * 1000))
+        probe.append(topic, ["late"])
+        same("what a read waited for", waiting.result(2 * WAIT_SECONDS), ["late"])
+
+
+def check_a_stream_resumes_where_it_was_left(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    name = topic.removeprefix("/v1/topics/")
+    probe.append(topic, ["a", "b"])
+    query = {"topic": name, "start": "earliest"}
+    decoder = EventDecoder()
+    same("the first events", [event_value(event) for event in _events(probe, query, decoder, 2)], ["a", "b"])
+    probe.append(topic, ["c"])
+    resumed = EventDecoder(decoder.event_id)
+    same("events behind Last-Event-ID", [event_value(each) for each in _events(probe, query, resumed, 1)], ["c"])
+
+
+def _events(probe: ConformanceProbe, query: dict[str, str], decoder: EventDecoder, count: int) -> list[ServerEvent]:
+    """The first events of a stream, and the place behind them."""
+    headers = {"last-event-id": decoder.event_id} if decoder.event_id else {}
+    begun = decoder.event_id
+    found: list[ServerEvent] = []
+    with probe.client.stream("GET", "/v1/watch", params=query, headers=headers, timeout=WAIT_SECONDS) as answer:
+        same("the status of a stream", answer.status_code, 200)
+        for chunk in answer.iter_raw():
+            found += decoder.feed(chunk)
+            if len(found) >= count and decoder.event_id not in ("", begun):
+                return found
+    raise Nonconforming(f"the stream ended after {len(found)} events of {count}")
+
+
+def event_value(event: ServerEvent) -> str:
+    """The value of the record that an event carries."""
+    same("the name of an event with a record", event.event, "message")
+    value: str = httpx.Response(200, content=event.text).json()["value"]
+    return value
+
+
+def check_groups_keep_their_place(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    name = topic.removeprefix("/v1/topics/")
+    probe.append(topic, list("abcde"))
+    group = f"/v1/groups/{probe.namespace}"
+    where: dict[str, Any] = {"topic": name, "partition": 0}
+    same("the place of a new group", probe.ask("GET", f"{group}/offset", params=where)["offset"], None)
+    probe.ask("POST", f"{group}/commit", json={**where, "offset": 3})
+    same("the place", probe.ask("GET", f"{group}/offset", params=where)["offset"], 3)
+    place = probe.ask("GET", group)["places"][0]
+    same("offset, end and lag", (place["offset"], place["end"], place["lag"]), (3, 5, 2))
+    probe.refuse("POST", f"{group}/commit", 409, "conflict", json={**where, "offset": 4, "expected": 1})
+    probe.ask("POST", f"{group}/reset", json={"topic": name, "to": "earliest"})
+    same("the place after a reset", probe.ask("GET", f"{group}/offset", params=where)["offset"], 0)
+    probe.ask("DELETE", group, status=204)
+    same("places of a deleted group", probe.ask("GET", group)["places"], [])
+
+
+def check_records_are_found_by_key_tag_and_time(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    records = [
+        {"value": f"{number}", "key": f"k{number % 3}", "tag": f"t{number % 2}", "timestamp": 1000 * (number + 1)}
+        for number in range(9)
+    ]
+    probe.ask("POST", f"{topic}/records", json=records)
+    same("the newest of a key", probe.values(topic, key="k1"), ["7"])
+    same("all of a key", probe.values(topic, key="k1", history="true"), ["1", "4", "7"])
+    same("all of a tag", probe.values(topic, tag="t0"), ["0", "2", "4", "6", "8"])
+    same("the offset of a time", probe.ask("GET", f"{topic}/offset", params={"at": "4500ms"})["offset"], 4)
+
+
+def check_deleted_records_are_gone(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    records = [{"value": f"{number}", "key": f"k{number % 3}"} for number in range(9)]
+    probe.ask("POST", f"{topic}/records", json=records)
+    same("deleted by key", probe.ask("DELETE", f"{topic}/records", params={"key": "k0"})["records"], 3)
+    probe.ask("DELETE", f"{topic}/records", params={"before": 5})
+    left = [item["value"] for item in probe.read(topic, start="5") if "value" in item]
+    same("the values that are left", left, ["5", "7", "8"])
+
+
+def check_wrong_requests_are_refused_in_one_shape(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    records = f"{topic}/records"
+    probe.refuse("GET", "/v1/nothing", 404, "no_route")
+    probe.refuse("TRACE", topic, 405, "no_method")
+    probe.refuse("GET", f"/v1/topics/{probe.namespace}/unknown", 404, "unknown_topic")
+    probe.refuse("GET", "/v1/topics", 400, "invalid", params={"limit": "0"})
+    probe.refuse("GET", "/v1/topics", 400, "invalid", params={"unknown": "1"})
+    for content in (b"{", b"NaN", b'[{"value": NaN}]', b'[{"value": "\\ud800"}]', b'[{"unknown": 1}]', b"\xff"):
+        probe.refuse("POST", records, 400, "invalid", content=content)
+    probe.refuse("POST", records, 400, "invalid", json=[{"value": "a"}], params={"partition": 9})
+    same("records of requests that were refused", probe.values(topic), [])
+
+
+CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
+    check_the_broker_is_ready,
+    check_the_document_names_the_routes,
+    check_topics_are_made_changed_listed_and_deleted,
+    check_a_topic_made_again_is_empty,
+    check_records_are_read_as_they_were_sent,
+    check_every_format_of_a_body_is_taken,
+    check_pages_follow_each_other_without_a_gap,
+    check_a_key_has_one_partition,
+    check_a_repeated_append_is_stored_once,
+    check_appends_at_once_get_offsets_of_their_own,
+    check_a_read_waits_for_records,
+    check_a_stream_resumes_where_it_was_left,
+    check_groups_keep_their_place,
+    check_records_are_found_by_key_tag_and_time,
+    check_deleted_records_are_gone,
+    check_wrong_requests_are_refused_in_one_shape,
+)
+"""In the order in which they run: the simple promises first."""

@@ -1,0 +1,139 @@
+"""`forebay conformance` passes on a broker, and fails on one that breaks a promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from forebay.cli.app import app
+from forebay.testing import conformance
+from forebay.testing.conformance import CHECKS, NAMESPACE_PREFIX, ConformanceProbe, Nonconforming, run_checks
+from tests.support.brokers import START_SECONDS, RunningBroker, running_broker, server_settings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    with running_broker(tmp_path_factory.mktemp("broker") / "data", server_settings()) as broker:
+        yield broker
+
+
+def test_a_broker_passes_and_keeps_nothing_of_the_checks(broker: RunningBroker) -> None:
+    result = CliRunner().invoke(app, ["conformance", broker.url])
+
+    assert result.exit_code == 0, result.stdout
+    assert result.stdout.count("ok      ") == len(CHECKS)
+    assert result.stdout.endswith(f"{len(CHECKS)} checks, 0 failed\n")
+    with broker.client() as client:
+        assert client.get("/v1/topics", params={"prefix": NAMESPACE_PREFIX}).json()["topics"] == []
+
+
+def test_no_broker_at_the_address_is_a_clear_refusal() -> None:
+    result = CliRunner().invoke(app, ["conformance", "http://127.0.0.1:1"])
+
+    assert result.exit_code == 4
+    assert "no broker answers at http://127.0.0.1:1" in result.stderr
+    assert CliRunner().invoke(app, ["conformance", "127.0.0.1:1"]).exit_code == 2
+
+
+Page = dict[str, Any]
+
+
+class Breaking(httpx.HTTPTransport):
+    """Stands for a broker that breaks a promise: answers to matching requests are changed on their way."""
+
+    def __init__(self, change: Callable[[httpx.Request, Any], Any]) -> None:
+        super().__init__()
+        self._change = change
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if answer.headers.get("content-type") != "application/json":
+            return answer
+        answer.read()
+        body = self._change(request, answer.json())
+        return httpx.Response(answer.status_code, content=json.dumps(body).encode(), request=request)
+
+
+def is_page(body: Any) -> bool:
+    return isinstance(body, dict) and "caught_up" in body
+
+
+def drop_a_record(_: httpx.Request, body: Any) -> Any:
+    return {**body, "records": body["records"][:1] + body["records"][2:]} if is_page(body) else body
+
+
+def repeat_a_record(_: httpx.Request, body: Any) -> Any:
+    return {**body, "records": body["records"][:1] + body["records"]} if is_page(body) else body
+
+
+def swap_records(_: httpx.Request, body: Any) -> Any:
+    return {**body, "records": body["records"][::-1]} if is_page(body) else body
+
+
+def name_another_next(_: httpx.Request, body: Any) -> Any:
+    return {**body, "next": body["next"] + 1} if is_page(body) else body
+
+
+def change_a_value(_: httpx.Request, body: Any) -> Any:
+    if not is_page(body):
+        return body
+    return {**body, "records": [{**each, "value": str(each.get("value")).upper()} for each in body["records"]]}
+
+
+def name_another_offset(request: httpx.Request, body: Any) -> Any:
+    if request.method != "POST" or "ranges" not in body:
+        return body
+    return {**body, "ranges": [{**each, "first": each["first"] + 1} for each in body["ranges"]]}
+
+
+def give_errors_another_shape(_: httpx.Request, body: Any) -> Any:
+    return {"detail": body["error"]["message"]} if "error" in body else body
+
+
+BROKEN: Final = (
+    drop_a_record,
+    repeat_a_record,
+    swap_records,
+    name_another_next,
+    change_a_value,
+    name_another_offset,
+    give_errors_another_shape,
+)
+
+
+@pytest.mark.parametrize("change", BROKEN, ids=lambda change: change.__name__)
+def test_a_broker_that_breaks_a_promise_fails(
+    broker: RunningBroker, change: Callable[[httpx.Request, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = (
+        conformance.check_records_are_read_as_they_were_sent,
+        conformance.check_pages_follow_each_other_without_a_gap,
+        conformance.check_wrong_requests_are_refused_in_one_shape,
+    )
+    monkeypatch.setattr(conformance, "CHECKS", few)
+
+    with httpx.Client(base_url=broker.url, timeout=START_SECONDS, transport=Breaking(change)) as client:
+        found = list(run_checks(client))
+
+    assert len(found) == len(few)
+    assert [done.name for done in found if done.failure is not None]
+
+
+def test_a_broker_that_stores_a_repeat_again_fails(broker: RunningBroker) -> None:
+    class Forgetful(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            request.url = request.url.copy_remove_param("producer").copy_remove_param("sequence")
+            return super().handle_request(request)
+
+    with httpx.Client(base_url=broker.url, timeout=START_SECONDS, transport=Forgetful()) as client:
+        probe = ConformanceProbe(client)
+        with pytest.raises(Nonconforming, match="the ranges of a repeat"):
+            conformance.check_a_repeated_append_is_stored_once(probe)
+        probe.remove_topics()
