@@ -59,7 +59,7 @@ class Streamed(NamedTuple):
 class Request:
     """One request. For one task."""
 
-    __slots__ = ("_headers", "_query", "_receive", "at", "client", "method", "path", "principal")
+    __slots__ = ("_headers", "_query", "_receive", "at", "client", "length", "method", "path", "principal")
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -73,6 +73,9 @@ class Request:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
+        length = self._headers.get(b"content-length")
+        self.length = int(length) if length is not None and length.isdigit() else None
+        """How many bytes the body has, if the client says so."""
 
     def header(self, name: bytes) -> str | None:
         """A header by its name in small letters, if it was sent."""
@@ -109,20 +112,15 @@ class Request:
         """The topic that the path names; `Invalid` if it cannot be a name."""
         return TopicName(self.at["namespace"], self.at["topic"])
 
-    @property
-    def length(self) -> int | None:
-        """How many bytes the body has, if the client says so."""
-        text = self.header(b"content-length")
-        return int(text) if text is not None and text.isdecimal() else None
-
     async def body(self, limit: int, grow: Callable[[int], None] | None = None) -> bytes:
         """All of the body; `TooLarge` before more than `limit` bytes are kept.
 
         `grow` is called with the size of each piece of a body whose length the client did not say; it may refuse.
         """
-        if (self.length or 0) > limit:
-            raise _too_large(limit, self.length)
-        is_counted = self.length is not None
+        length = self.length
+        if length is not None and length > limit:
+            raise _too_large(limit, length)
+        is_counted = length is not None
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -153,15 +151,14 @@ class Request:
 
 def path_parts(path: bytes) -> list[str] | None:
     """The parts of a path, decoded; `None` if one of them cannot be a part: not text, empty, or with a slash inside."""
-    parts = []
-    for part in path.split(b"/")[1:]:
-        try:
-            text = (unquote_to_bytes(part) if b"%" in part else part).decode()
-        except UnicodeDecodeError:
-            return None
-        if not text or "/" in text or "\0" in text:
-            return None
-        parts.append(text)
+    sent = path.split(b"/")[1:]
+    is_encoded = b"%" in path
+    try:
+        parts = [part.decode() for part in (map(unquote_to_bytes, sent) if is_encoded else sent)]
+    except UnicodeDecodeError:
+        return None
+    if "" in parts or b"\0" in path or (is_encoded and any("/" in part or "\0" in part for part in parts)):
+        return None
     return parts
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -71,24 +72,44 @@ class FoundRoute(NamedTuple):
     at: dict[str, str]
 
 
+class _Shape:
+    """Paths of one length whose fixed parts stand at the same places."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self.fixed = tuple(place for place, part in enumerate(parts) if not part.startswith("{"))
+        self.fixed_of = _picker(self.fixed)
+        self.named_of = _picker([place for place in range(len(parts)) if place not in self.fixed])
+        self.methods: dict[tuple[str, ...], dict[str, tuple[Route, tuple[str, ...]]]] = {}
+        """The routes by their fixed parts and their method, each with the names of the other parts."""
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[str]], tuple[str, ...]]:
+    """A function that picks these parts of a path."""
+    if not places:
+        return lambda parts: ()
+    # With two places `itemgetter` gives a tuple, with one it does not.
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+
+
 class Router:
     """Finds the route of a request by the parts of its path."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._by_length: dict[int, list[tuple[tuple[str | None, ...], dict[str, Route]]]] = {}
+        self._by_length: dict[int, list[_Shape]] = {}
         for route in routes:
-            parts = tuple(None if part.startswith("{") else part for part in route.path.split("/")[1:])
+            parts = route.path.split("/")[1:]
+            shape = _Shape(parts)
             alike = self._by_length.setdefault(len(parts), [])
-            methods = next((known for shape, known in alike if shape == parts), None)
-            if methods is None:
-                methods = {}
-                alike.append((parts, methods))
+            shape = next((known for known in alike if known.fixed == shape.fixed), shape)
+            if shape not in alike:
+                alike.append(shape)
+            methods = shape.methods.setdefault(tuple(shape.fixed_of(parts)), {})
             if route.method in methods:
                 raise ValueError(f"{route.method} {route.path} stands twice in the route table")
-            methods[route.method] = route
+            methods[route.method] = (route, route.labels)
         for alike in self._by_length.values():
             # Where two shapes fit, the one with more fixed parts is meant.
-            alike.sort(key=lambda shape: sum(part is None for part in shape[0]))
+            alike.sort(key=lambda shape: -len(shape.fixed))
 
     def find(self, method: str, path: bytes) -> FoundRoute | frozenset[str]:
         """The route, or the methods that this path has; none if there is no such path."""
@@ -96,13 +117,13 @@ class Router:
         if parts is None:
             return frozenset()
         allowed: set[str] = set()
-        for shape, methods in self._by_length.get(len(parts), ()):
-            if all(fixed is None or fixed == part for fixed, part in zip(shape, parts, strict=True)):
-                route = methods.get(method)
-                if method == "HEAD" and (shown := methods.get("GET")) is not None and not shown.is_stream:
-                    route = shown
-                if route is not None:
-                    given = [part for fixed, part in zip(shape, parts, strict=True) if fixed is None]
-                    return FoundRoute(route, dict(zip(route.labels, given, strict=True)))
-                allowed |= methods.keys()
+        for shape in self._by_length.get(len(parts), ()):
+            methods = shape.methods.get(tuple(shape.fixed_of(parts)))
+            if methods is None:
+                continue
+            found = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
+            if found is not None:
+                route, labels = found
+                return FoundRoute(route, dict(zip(labels, shape.named_of(parts), strict=True)))
+            allowed |= methods.keys()
         return frozenset(allowed)

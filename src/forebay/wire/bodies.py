@@ -46,14 +46,17 @@ class MediaType(enum.StrEnum):
     @classmethod
     def parse(cls, text: str) -> MediaType:
         """The type that `Content-Type` or one entry of `Accept` names; parameters do not matter."""
-        name = text.partition(";")[0].strip().lower()
-        found = _ALIASES.get(name, name)
-        if found not in tuple(cls):
-            raise Unsupported(f"media type {name!r:.80} is not offered; offered: {', '.join(cls)}")
-        return cls(found)
+        found = _BY_NAME.get(text)
+        if found is None:
+            name = text.partition(";")[0].strip().lower()
+            found = _BY_NAME.get(name)
+            if found is None:
+                raise Unsupported(f"media type {name!r:.80} is not offered; offered: {', '.join(cls)}")
+        return found
 
 
-_ALIASES: Final = {
+_BY_NAME: Final[dict[str, MediaType]] = {
+    **{str(media): media for media in MediaType},
     "application/ndjson": MediaType.NDJSON,
     "application/jsonl": MediaType.NDJSON,
     "application/x-jsonlines": MediaType.NDJSON,
