@@ -34,6 +34,9 @@ _I64: Final = struct.Struct("<q").unpack_from
 _BUFFER: Final = struct.Struct("<qq")
 _HEADER_BYTES: Final = 8
 """What a header takes beside its name and value."""
+_PLAIN: Final = frozenset(
+    kind.id for kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.int64(), pa.timestamp("ms"))
+)
 
 
 class StreamSize(NamedTuple):
@@ -41,6 +44,7 @@ class StreamSize(NamedTuple):
 
     rows: int
     bytes: int
+    batches: int
 
 
 def read_batch(body: bytes, limits: BodyLimits) -> pa.RecordBatch:
@@ -66,17 +70,14 @@ def read_stream(body: bytes, limits: BodyLimits) -> list[tuple[pa.RecordBatch, M
     limits.check_bytes(size.bytes)
     found: list[tuple[pa.RecordBatch, Mapping[bytes, bytes] | None]] = []
     try:
-        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-            for _ in range(MESSAGES_MAX + 1):
-                try:
-                    batch, metadata = reader.read_next_batch_with_custom_metadata()
-                except StopIteration:
-                    break
-                batch.validate(full=True)
-                found.append((batch, metadata))
-            schema = reader.schema
-            _check_names(list(schema))
-    except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
+        reader = pa.ipc.open_stream(pa.py_buffer(body))
+        schema = reader.schema
+        _check_names(list(schema))
+        for _ in range(size.batches):
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+            batch.validate(full=True)
+            found.append((batch, metadata))
+    except (pa.ArrowException, OSError, ValueError, NotImplementedError, StopIteration) as error:
         raise Invalid(f"the body is not a sound Arrow IPC stream: {error}") from error
     _check_repeats([batch for batch, _ in found], limits)
     return found or [(pa.RecordBatch.from_pylist([], schema), None)]
@@ -103,12 +104,12 @@ def write_stream(batches: Sequence[tuple[pa.RecordBatch, Mapping[str, str] | Non
 
 def measure(body: bytes) -> StreamSize:
     """How many rows and bytes the stream has once it is read; nothing of it is read for that."""
-    position = rows = size = 0
+    position = rows = size = batches = 0
     for _ in range(MESSAGES_MAX):
         if len(body) - position < _PREFIX.size:
             if position == len(body) and position:
                 # Some writers end a stream by closing it.
-                return StreamSize(rows, size)
+                return StreamSize(rows, size, batches)
             raise Invalid(f"the Arrow stream is cut short at byte {len(body)}")
         mark, length = _PREFIX.unpack_from(body, position)
         if mark != _CONTINUES:
@@ -119,13 +120,14 @@ def measure(body: bytes) -> StreamSize:
         if length == 0:
             if position != len(body):
                 raise Invalid(f"{len(body) - position} bytes follow the end of the Arrow stream")
-            return StreamSize(rows, size)
+            return StreamSize(rows, size, batches)
         try:
             message = _Message(body, position, length)
         except (struct.error, IndexError) as error:
             raise Invalid(f"the Arrow stream has a damaged message at byte {position}") from error
         rows += message.rows
         size += message.size
+        batches += message.is_batch
         position = message.end
     raise TooLarge(f"the Arrow stream has more than {MESSAGES_MAX} messages: send fewer, larger batches")
 
@@ -146,6 +148,7 @@ class _Message:
         if body_bytes < 0 or self.end > len(body):
             raise Invalid(f"the Arrow stream is cut short at byte {len(body)}")
         self.rows = self.size = 0
+        self.is_batch = kind == _RECORDS
         if kind not in (_SCHEMA, _DICTIONARY, _RECORDS):
             raise Unsupported("the Arrow stream holds tensors: send record batches")
         if kind == _SCHEMA:
@@ -238,6 +241,9 @@ def _check_repeats(batches: Sequence[pa.RecordBatch], limits: BodyLimits) -> Non
     """`TooLarge` if columns that name the same bytes many times would take more than the limit once stored."""
     size = 0
     for batch in batches:
+        if all(kind.id in _PLAIN for kind in batch.schema.types):
+            # Every entry has bytes of its own, which `measure` has counted.
+            continue
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
             size += _stored_bytes(name, array)
             limits.check_bytes(size)
