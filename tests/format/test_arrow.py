@@ -11,13 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt, Invalid
-from forebay.format.columns.arrow import ARROW_SCHEMA, HEADER_TYPE
+from forebay.format.columns.arrow import ARROW_SCHEMA, HEADER_TYPE, encode_stored
 from forebay.format.columns.rows import ColumnBytes, Row, encode_rows
 from forebay.format.frame.batch import Batch, batch_of, encode_arrow
+from forebay.records import TIMESTAMP_MAX
 from tests.format.samples import FULL_ROWS, ONE_ROW, ROWS, whole
 
 _NOW = 1_700_000_000_500
 _HEADERS = pa.list_(HEADER_TYPE)
+
+
+def _allowed(row: Row) -> Row:
+    """The row with a tag and a time that a caller may bring."""
+    return (*row[:2], row[2] or None, row[3], max(-TIMESTAMP_MAX, min(row[4], TIMESTAMP_MAX)))
+
+
+NEW_ROWS = ROWS.map(lambda rows: [_allowed(row) for row in rows])
 
 
 def _batch(rows: list[Row], base: int = 7) -> Batch:
@@ -48,12 +57,17 @@ def _same(found: ColumnBytes, rows: list[Row]) -> bool:
     return whole(found) == whole(expected) and found._replace(parts=[]) == expected._replace(parts=[])
 
 
-@given(ROWS)
+@given(NEW_ROWS)
 def test_record_batch_is_encoded_like_its_rows(rows: list[Row]) -> None:
     assert _same(encode_arrow(_arrow(rows), _NOW), rows)
 
 
-@given(ROWS, st.integers(0, 40), st.integers(1, 40))
+@given(ROWS)
+def test_stored_records_are_encoded_whatever_they_hold(rows: list[Row]) -> None:
+    assert _same(encode_stored(_arrow(rows)), rows)
+
+
+@given(NEW_ROWS, st.integers(0, 40), st.integers(1, 40))
 def test_slice_of_a_record_batch_is_encoded_like_its_rows(rows: list[Row], first: int, length: int) -> None:
     first %= len(rows)
 
@@ -76,7 +90,7 @@ def test_record_batch_of_a_batch_has_its_rows(rows: list[Row]) -> None:
     assert _headers(table) == [row[3] for row in rows]
 
 
-@given(ROWS)
+@given(NEW_ROWS)
 def test_what_was_read_can_be_appended_again(rows: list[Row]) -> None:
     assert _same(encode_arrow(_batch(rows).to_arrow(3), _NOW), rows)
 
@@ -211,6 +225,8 @@ def test_other_shapes_of_headers_are_taken(headers: pa.Array) -> None:
 
 
 _VALUE = pa.array([b"v"])
+_HIDING = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x02"), *pa.array(["ab", ""]).buffers()[1:]])
+"""A null with bytes behind it, and an empty text."""
 
 
 @pytest.mark.parametrize(
@@ -232,6 +248,12 @@ _VALUE = pa.array([b"v"])
         (_one_column(value=_VALUE, headers=pa.array([[{"name": "h"}]])), "'headers' is list"),
         (_one_column(value=_VALUE, headers=pa.array([[{"key": None, "value": b""}]])), "'headers.key'|no name"),
         (_one_column(value=_VALUE, headers=pa.array([[{"key": 5, "value": b""}]])), "'headers.key' is int64"),
+        (_one_column(value=_VALUE, tag=pa.array([""])), "a tag has 0 bytes; allowed: 1 to 1024, or null"),
+        (_one_column(value=_VALUE, tag=pa.array(["", "é" * 513])[1:]), "a tag has 1026 bytes"),
+        (_one_column(value=pa.array([b"v"] * 2), tag=_HIDING), "a tag has 0 bytes"),
+        (_one_column(value=_VALUE, headers=pa.array([[{"key": "k", "value": b""}] * 1001])), "has 1001 headers"),
+        (_one_column(value=_VALUE, timestamp=pa.array([2**62 + 1])), "a timestamp is 4611686018427387905"),
+        (_one_column(value=_VALUE, timestamp=pa.array([-(2**63)])), "a timestamp is -9223372036854775808"),
     ],
 )
 def test_batch_that_cannot_be_stored_is_refused_by_name(batch: pa.RecordBatch, message: str) -> None:

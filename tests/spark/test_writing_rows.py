@@ -78,13 +78,14 @@ def test_keys_of_any_type_hash_by_their_bytes(kind: pa.DataType) -> None:
         ("tag", pa.string(), "", "a tag has 0 bytes; allowed: 1 to 1024"),
         ("tag", pa.string(), "é" * 513, "a tag has 1026 bytes"),
         ("headers", HEADERS, [{"key": "k", "value": b""}] * 1001, "a record has 1001 headers; allowed: 1000"),
+        ("timestamp", pa.int64(), 2**63 - 1, "a timestamp is 9223372036854775807; allowed"),
     ],
 )
 def test_rows_that_no_topic_takes_are_refused(column: str, kind: pa.DataType, value: Any, message: str) -> None:
     rows = pa.record_batch([pa.array([b"v"] * 3), pa.array([None, value, None], kind)], ["value", column])
 
     with pytest.raises(Invalid, match=message):
-        list(parts_of(rows, 3, 0))
+        stage(SimulatedBlobs(), _task(partitions=3), [rows], clock=ManualClock())
 
 
 @pytest.mark.parametrize(

@@ -541,3 +541,25 @@ def test_large_batches_read_as_they_were_given_from_memory_and_from_the_file(tmp
         assert found == wanted and {type(value) for value in found} == {bytes, type(None)}
     with forebay.open(tmp_path / "log", QUICK) as log:
         assert [record.value for record in log.topic("t").read()] == wanted
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong", "message"),
+    [
+        ("tag", pa.array(["eu", ""]), "a tag has 0 bytes"),
+        ("timestamp", pa.array([1, 2**63 - 1]), "a timestamp is 9223372036854775807"),
+        ("headers", pa.array([[], [{"key": "k", "value": b""}] * 1001]), "a record has 1001 headers"),
+    ],
+)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_rows_of_arrow_keep_the_limits_of_every_record(
+    tmp_path: Path, column: str, wrong: pa.Array, message: str, *, keyed: bool
+) -> None:
+    with forebay.open(tmp_path / "data") as log:
+        topic = log.create_topic("t", partitions=3)
+        columns = {"value": pa.array([b"a", b"b"]), column: wrong}
+        keys = {"key": pa.array([b"k1", b"k2"])} if keyed else {}
+
+        with pytest.raises(forebay.Invalid, match=message):
+            topic.append_arrow(pa.record_batch(columns | keys))
+        assert [topic.offsets(number).next for number in range(3)] == [0, 0, 0]

@@ -179,7 +179,7 @@ def test_a_tag_that_no_record_may_have_is_refused(kind: pa.DataType, tag: str) -
     tags = tags.dictionary_encode() if of is not kind else tags
 
     with pytest.raises(Invalid, match=f"a tag has {len(tag.encode())} bytes"):
-        bodies.decode_arrow(stream([batch(value=pa.array([b"a"] * 3), tag=tags)]), LIMITS)
+        stored(stream([batch(value=pa.array([b"a"] * 3), tag=tags)]))
 
 
 @pytest.mark.parametrize("kind", [pa.list_(PAIR), pa.large_list(PAIR), pa.map_(pa.string(), pa.binary())], ids=str)
@@ -187,7 +187,7 @@ def test_more_headers_than_a_record_may_have_are_refused(kind: pa.DataType) -> N
     headers = pa.array([[], [("n", b"")] * 1001], kind)
 
     with pytest.raises(Invalid, match="1001 headers; allowed: 1000"):
-        bodies.decode_arrow(stream([batch(value=pa.array([b"a"] * 2), headers=headers)]), LIMITS)
+        stored(stream([batch(value=pa.array([b"a"] * 2), headers=headers)]))
 
 
 def test_a_column_named_twice_is_refused() -> None:

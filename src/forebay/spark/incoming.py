@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from forebay.errors import Invalid
 from forebay.format.frame.batch import key_strip
 from forebay.partitioning import Partitions, partitions_of_keys
-from forebay.wire.arrow_streams import check_headers, check_tags
 
 TYPES: Final = {
     "value": ("binary", "string"),
@@ -61,10 +60,8 @@ def check_columns(columns: Iterable[tuple[str, str]]) -> None:
 def parts_of(rows: pa.RecordBatch, partitions: int, turn: int) -> Iterator[Part]:
     """The rows by partition: that of the column, else by key as every append does, else the one whose turn it is.
 
-    `Invalid` for a partition, a tag or headers that no topic of so many partitions takes.
+    `Invalid` for a partition that a topic of so many does not have.
     """
-    check_tags(rows)
-    check_headers(rows)
     chosen = _chosen(rows, partitions, turn)
     if isinstance(chosen, int):
         yield Part(chosen, rows)

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import Invalid, TooLarge, Unsupported
-from forebay.records import HEADERS_MAX, TAG_BYTES_MAX
 from forebay.wire.limits import BodyLimits
 
 MESSAGES_MAX: Final = 10_000
@@ -50,9 +49,6 @@ class StreamSize(NamedTuple):
 def read_batch(body: bytes, limits: BodyLimits) -> pa.RecordBatch:
     """All rows of a stream as one batch, validated."""
     batches = [batch for batch, _ in read_stream(body, limits)]
-    for batch in batches:
-        check_tags(batch)
-        check_headers(batch)
     try:
         if len(batches) == 1:
             return batches[0]
@@ -194,44 +190,6 @@ def _field(head: bytes, table: int, slot: int) -> int:
         return 0
     found: int = _U16(head, offsets + place)[0]
     return table + found if found else 0
-
-
-# What a record may have
-
-
-def check_tags(rows: pa.RecordBatch) -> None:
-    """`Invalid` for a tag that no record may have. A column of another type is left to be refused by that."""
-    place = rows.schema.get_field_index("tag")
-    if place < 0:
-        return
-    tags = rows.column(place)
-    if isinstance(tags, pa.DictionaryArray):
-        tags = tags.dictionary
-    elif isinstance(tags, pa.RunEndEncodedArray):
-        tags = tags.values
-    if pa.types.is_string_view(tags.type):
-        tags = tags.cast(pa.large_string())
-    if (pa.types.is_string(tags.type) or pa.types.is_large_string(tags.type)) and tags.null_count < len(tags):
-        sizes = pc.binary_length(tags.drop_null() if tags.null_count else tags).to_numpy()
-        low, high = int(sizes.min()), int(sizes.max())
-        if low < 1 or high > TAG_BYTES_MAX:
-            wrong = low if low < 1 else high
-            raise Invalid(f"a tag has {wrong} bytes; allowed: 1 to {TAG_BYTES_MAX}, or null for none")
-
-
-def check_headers(rows: pa.RecordBatch) -> None:
-    """`Invalid` for more headers than a record may have. A column of another type is left to be refused by that."""
-    place = rows.schema.get_field_index("headers")
-    if place < 0:
-        return
-    headers, types = rows.column(place), pa.types
-    kind = headers.type
-    if types.is_map(kind):
-        headers = headers.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
-    if types.is_map(kind) or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        count = pc.max(pc.list_value_length(headers)).as_py()
-        if count is not None and count > HEADERS_MAX:
-            raise Invalid(f"a record has {count} headers; allowed: {HEADERS_MAX}")
 
 
 # Entries that repeat

@@ -21,6 +21,7 @@ from forebay.format.columns import layout
 from forebay.format.columns import rows as column_format
 from forebay.format.columns.layout import ColumnSpan, Layout, Strip
 from forebay.format.columns.rows import ColumnBytes, PaddedBuffers
+from forebay.records import HEADERS_MAX, TAG_BYTES_MAX, TIMESTAMP_MAX
 
 HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 ARROW_SCHEMA: Final = pa.schema(
@@ -44,10 +45,10 @@ _KNOWN: Final = frozenset({"value", "key", "tag", "headers", "timestamp"}) | _AS
 _UNIT_NS: Final = {"us": 1_000, "ns": 1_000_000}
 
 
-def _add(out: PaddedBuffers, array: pa.Array) -> bool:
+def _add(out: PaddedBuffers, array: pa.Array, *, are_new_tags: bool = False) -> bool:
     """Add one binary or utf8 array in canonical form; say whether it holds a null."""
     count = len(array)
-    nulls = bool(array.null_count)
+    nulls = array.null_count
     offsets = _offsets(array, count)
     if nulls:
         valid = _valid(array)
@@ -55,11 +56,13 @@ def _add(out: PaddedBuffers, array: pa.Array) -> bool:
             array = pc.fill_null(array, pa.scalar(b"" if pa.types.is_binary(array.type) else "", array.type))
             offsets = _offsets(array, count)
         out.add_array(np.packbits(valid, bitorder="little"))
+    if are_new_tags:
+        _check_tags(offsets, nulls)
     first, last = int(offsets[0]), int(offsets[-1])
     out.add_array(offsets - offsets[0] if first else offsets)
     filling = array.buffers()[2]
     out.add(memoryview(filling).cast("B")[first:last] if filling is not None and last > first else b"")
-    return nulls
+    return bool(nulls)
 
 
 def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
@@ -73,7 +76,8 @@ def _offsets(array: pa.Array, count: int) -> npt.NDArray[np.int32]:
 def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
     """The columns of a record batch, found by name; `timestamp` (ms) is for records that bring none.
 
-    Raises `Invalid` for a batch without rows or a value column, an unknown column or a wrong type.
+    Raises `Invalid` for a batch without rows or a value column, an unknown column, a wrong type, and for a tag, a
+    number of headers or a time that no record may have.
     """
     names = batch.schema.names
     unknown = sorted(set(names) - _KNOWN)
@@ -84,8 +88,17 @@ def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
         raise Invalid(f"the batch has no column 'value', only {', '.join(map(repr, names)) or 'none at all'}")
     if not batch.num_rows:
         raise Invalid("the batch has no rows")
+    return _encoded(batch, timestamp, is_new=True)
+
+
+def encode_stored(batch: pa.RecordBatch) -> ColumnBytes:
+    """The columns of records that are in the log already, whatever limits they were appended by."""
+    return _encoded(batch, 0, is_new=False)
+
+
+def _encoded(batch: pa.RecordBatch, timestamp: int, *, is_new: bool) -> ColumnBytes:
     try:
-        return _encode_batch(batch, timestamp)
+        return _encode_batch(batch, timestamp, is_new=is_new)
     except pa.ArrowException as error:
         raise Invalid(f"the batch cannot be stored: {error}") from error
 
@@ -112,7 +125,8 @@ def key_strip(batch: pa.RecordBatch) -> Strip | None:
     return Strip(inside, offsets - first if first else offsets, _valid(array) if array.null_count else None)
 
 
-def _encode_batch(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
+def _encode_batch(batch: pa.RecordBatch, timestamp: int, *, is_new: bool) -> ColumnBytes:
+    """The columns; of new records, which a caller brings, those that keep the limits of every record."""
     found: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
     stamps = _timestamps(found.get("timestamp"), batch.num_rows, timestamp)
     out = PaddedBuffers()
@@ -126,10 +140,24 @@ def _encode_batch(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
         if array is not None:
             array = _cast(name, array, kind)
             if array.null_count < len(array):
-                flags |= flag | (null_flag if _add(out, array) else 0)
+                has_nulls = _add(out, array, are_new_tags=is_new and name == "tag")
+                flags |= flag | (null_flag if has_nulls else 0)
     if "headers" in found:
-        flags |= _add_header_lists(out, found["headers"])
-    return ColumnBytes(flags, len(stamps), out.parts, out.size, int(stamps.min()), int(stamps.max()))
+        flags |= _add_header_lists(out, found["headers"], HEADERS_MAX if is_new else None)
+    first, last = int(stamps.min()), int(stamps.max())
+    if is_new and not -TIMESTAMP_MAX <= first <= last <= TIMESTAMP_MAX:
+        wrong = first if first < -TIMESTAMP_MAX else last
+        raise Invalid(f"a timestamp is {wrong}; allowed: ±{TIMESTAMP_MAX} milliseconds")
+    return ColumnBytes(flags, len(stamps), out.parts, out.size, first, last)
+
+
+def _check_tags(offsets: npt.NDArray[np.int32], nulls: int) -> None:
+    """`Invalid` for a tag that no record may have, by the offsets of all; those that are null have no bytes."""
+    sizes = offsets[1:] - offsets[:-1]
+    empty, longest = len(sizes) - np.count_nonzero(sizes) - nulls, int(sizes.max())
+    if empty or longest > TAG_BYTES_MAX:
+        wrong = 0 if empty else longest
+        raise Invalid(f"a tag has {wrong} bytes; allowed: 1 to {TAG_BYTES_MAX}, or null for none")
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -192,8 +220,8 @@ def _timestamps(array: pa.Array | None, count: int, default: int) -> npt.NDArray
     return np.ascontiguousarray(stamps, dtype="<i8")
 
 
-def _add_header_lists(out: PaddedBuffers, array: pa.Array) -> int:
-    """Add the headers column, or nothing if no record has a header."""
+def _add_header_lists(out: PaddedBuffers, array: pa.Array, count_max: int | None) -> int:
+    """Add the headers column, or nothing if no record has a header; `Invalid` if one has more than `count_max`."""
     array = _plain(array)
     kind = array.type
     if pa.types.is_null(kind):
@@ -209,6 +237,8 @@ def _add_header_lists(out: PaddedBuffers, array: pa.Array) -> int:
     if not len(pairs):
         return 0
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    if count_max is not None and lengths.max() > count_max:
+        raise Invalid(f"a record has {lengths.max()} headers; allowed: {count_max}")
     return _add_pairs(out, pairs, lengths)
 
 

@@ -54,7 +54,7 @@ class RowGroup:
         if not len(self.offsets) or (np.diff(self.offsets) <= 0).any():
             raise Corrupt("the offsets of a row group do not rise")
         records = pa.Table.from_arrays([table.column(name).combine_chunks() for name in _RECORD], _RECORD)
-        columns = timed(arrow.encode_arrow(records.to_batches()[0], 0), self._times())
+        columns = timed(arrow.encode_stored(records.to_batches()[0]), self._times())
         self._layout = find(b"".join(columns.parts), 0, columns.size, columns.flags, columns.count)
         self.bytes = columns.size + 3 * self.offsets.nbytes
         self.whole = Batch(0, columns.count, 0, 0, self._layout)
@@ -300,7 +300,7 @@ def rows_digest(table: pa.Table) -> int:
     """A checksum over the rows of a table of `SCHEMA`: equal rows have equal ones, however they are stored."""
     records = pa.Table.from_arrays([table.column(name).combine_chunks() for name in _RECORD], _RECORD)
     crc = 0
-    for part in arrow.encode_arrow(records.to_batches()[0], 0).parts:
+    for part in arrow.encode_stored(records.to_batches()[0]).parts:
         crc = crc32(part, crc)
     for name in ("offset", "partition", "appended_at", "epoch", "producer", "sequence"):
         column = table.column(name).combine_chunks()
