@@ -115,7 +115,8 @@ def test_a_server_keeps_as_many_files_open_as_the_system_allows() -> None:
 
 def test_a_directory_in_use_is_a_clear_refusal(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "data"), BrokerCommand(tmp_path / "data") as broker:
-        _, errors = broker.process.communicate(timeout=60)
+        broker.process.communicate(timeout=60)
+        errors = broker.logged()
         assert broker.process.returncode == 4
         assert "Traceback" not in errors
         assert "in use" in errors or "another process" in errors, errors

@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -127,18 +128,21 @@ class BrokerCommand:
             "--verbose",
             *arguments,
         ]
+        # Not a pipe: one that is not read would stop the broker at its next log line.
+        self._logged = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the broker
         self.process = subprocess.Popen(
             [sys.executable, "-m", "forebay.cli", *words],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._logged,
             text=True,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = re.search(r"https?://\S+?(?=;)", line)
         if found is None:
-            _, errors = self.process.communicate(timeout=START_SECONDS)
-            raise AssertionError(f"the broker did not start: {line} {errors}")
+            self.process.communicate(timeout=START_SECONDS)
+            with self._logged:
+                raise AssertionError(f"the broker did not start: {line} {self.logged()}")
         self.url = found[0]
 
     def client(self) -> httpx.Client:
@@ -151,8 +155,13 @@ class BrokerCommand:
     def end(self, number: int) -> tuple[int, str]:
         """Send a signal and wait; the exit code, and what it has logged."""
         self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=START_SECONDS)
-        return self.process.returncode, errors
+        self.process.communicate(timeout=START_SECONDS)
+        return self.process.returncode, self.logged()
+
+    def logged(self) -> str:
+        """What it has written to stderr. For a broker that has ended."""
+        self._logged.seek(0)
+        return self._logged.read()
 
     def __enter__(self) -> Self:
         return self
@@ -161,3 +170,4 @@ class BrokerCommand:
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
+        self._logged.close()

@@ -156,8 +156,7 @@ class Broker:
                 return _no_route(request, found)
             seen.route, request.at = found.route, found.at
             if not found.route.before_ready:
-                request.principal = self.authenticated(request)
-                seen.principal = request.principal.name
+                self.authenticated(request)
             return await found.route.handler(self, request)
         except ForebayError as error:
             seen.error = error
@@ -169,16 +168,18 @@ class Broker:
             return self._error_answer(error)
 
     def authenticated(self, request: Request) -> Principal:
-        """Who calls. The token is never part of an error or a log line."""
+        """Who calls, which the request carries from then on. The token is never part of an error or a log line."""
         service = self.service
         self._check_origin(request)
         value = request.header(b"authorization")
         if value is None:
-            return service.anonymous()
+            request.principal = service.anonymous()
+            return request.principal
         kind, _, secret = value.partition(" ")
         if kind.lower() != "bearer" or not secret:
             raise Unauthenticated('the header Authorization is not "Bearer TOKEN"')
-        return service.authenticate(secret.strip())
+        request.principal = service.authenticate(secret.strip())
+        return request.principal
 
     def _check_origin(self, request: Request) -> None:
         """`Forbidden` for what a page of another site has a browser send to this machine, where no token is asked for.

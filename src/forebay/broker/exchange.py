@@ -23,6 +23,8 @@ JSON: Final = "application/json"
 MESSAGE_BYTES_MAX: Final = 64 * 1024
 """The largest body that brings no records."""
 NO_ONE: Final = Principal(name="-", scopes=frozenset(), prefixes=frozenset())
+LOGGED_CHARACTERS_MAX: Final = 300
+"""What a log line has of a name that a client has sent."""
 FIELDS_MAX: Final = 512
 """Parameters that a query may have: a watch names up to 256 topics."""
 
@@ -59,7 +61,19 @@ class Streamed(NamedTuple):
 class Request:
     """One request. For one task."""
 
-    __slots__ = ("_headers", "_query", "_receive", "at", "client", "length", "method", "path", "principal")
+    __slots__ = (
+        "_headers",
+        "_query",
+        "_receive",
+        "at",
+        "client",
+        "length",
+        "method",
+        "offset",
+        "partition",
+        "path",
+        "principal",
+    )
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -69,6 +83,10 @@ class Request:
         """The parts of the path that a route names: namespace, topic, group."""
         self.principal = NO_ONE
         """Who calls: set before a handler runs, for routes that ask for a right."""
+        self.partition: int | None = None
+        """The partition that the request turned out to be about, for the log."""
+        self.offset: int | None = None
+        """The first offset of it, for the log."""
         self.client: str = scope["client"][0] if scope.get("client") else "-"
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._query: bytes = scope.get("query_string", b"")
@@ -111,6 +129,19 @@ class Request:
     def topic(self) -> TopicName:
         """The topic that the path names; `Invalid` if it cannot be a name."""
         return TopicName(self.at["namespace"], self.at["topic"])
+
+    def place(self) -> dict[str, str | int]:
+        """What the request is about, as far as it is known, as fields of a log line."""
+        found: dict[str, str | int] = {}
+        if "topic" in self.at:
+            found["topic"] = _printable(f"{self.at['namespace']}/{self.at['topic']}")
+        if "group" in self.at:
+            found["group"] = _printable(self.at["group"])
+        if self.partition is not None:
+            found["partition"] = self.partition
+        if self.offset is not None:
+            found["offset"] = self.offset
+        return found
 
     async def body(self, limit: int, grow: Callable[[int], None] | None = None) -> bytes:
         """All of the body; `TooLarge` before more than `limit` bytes are kept.
@@ -160,6 +191,11 @@ def path_parts(path: bytes) -> list[str] | None:
     if "" in parts or b"\0" in path or (is_encoded and any("/" in part or "\0" in part for part in parts)):
         return None
     return parts
+
+
+def _printable(text: str) -> str:
+    """A text of a client for one line of a log."""
+    return text if len(text) <= LOGGED_CHARACTERS_MAX and text.isprintable() else f"{text!a:.{LOGGED_CHARACTERS_MAX}}"
 
 
 def _too_large(limit: int, size: int | None) -> TooLarge:

@@ -101,6 +101,8 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
         records = decode() if is_small else await broker.compute(decode)
         ack = await service.append(who, name, records)
     ranges = [OffsetRangeItem(*each) for each in ack.ranges]
+    if ranges:
+        request.partition, request.offset = ranges[0].partition, ranges[0].first
     if query.offsets and len(ranges) > 1:
         # Every partition has answered, so every record has its offset.
         return HttpAnswer.of(AppendedRanges(ranges, [offset for offset in ack.offsets() if offset is not None]))
@@ -156,6 +158,7 @@ def _producing(request: Request, query: AppendQuery) -> tuple[int | None, int | 
 async def read_records(broker: Broker, request: Request) -> HttpAnswer:
     """A page of a partition, or what a key or a tag has in it."""
     query = request.query(ReadQuery)
+    request.partition = query.partition
     topic = await broker.service.readable(request.principal, request.topic, query.partition)
     media = _accepted(request)
     with broker.service.quotas.request(request.principal.name):
@@ -163,6 +166,7 @@ async def read_records(broker: Broker, request: Request) -> HttpAnswer:
         if query.key is not None or query.key_b64 is not None or query.tag is not None:
             return await _look_up(topic, query, start, media)
         offset = start.value if start.kind == "offset" else await topic.resolve(start, query.partition)
+        request.offset = offset
         page = await _page(broker, topic, query, offset)
     encode = partial(_encode, page, media)
     size = sum(int(batch.sizes().sum()) for batch in page.batches)
@@ -256,6 +260,7 @@ def _encode(page: BatchPage, media: MediaType) -> HttpAnswer:
 async def delete_records(broker: Broker, request: Request) -> HttpAnswer:
     """End records of a topic."""
     query = request.query(DeleteQuery)
+    request.partition, request.offset = query.partition, query.start
     what = DeleteRecords(
         partition=query.partition,
         key=bodies.key_bytes(query.key, query.key_b64),

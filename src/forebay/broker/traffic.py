@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from forebay.broker.audit import FORBIDDEN, UNAUTHENTICATED, AuditLog
 from forebay.broker.exchange import Request
 from forebay.broker.routes import Route
 from forebay.clock import Clock
@@ -58,7 +59,7 @@ class LoopLag:
 class SeenRequest:
     """One request on its way, for the count and the log line."""
 
-    __slots__ = ("error", "id", "principal", "route", "sent", "status", "trace")
+    __slots__ = ("error", "id", "route", "sent", "status", "trace")
 
     def __init__(self, request_id: str, trace: str | None) -> None:
         self.id = request_id
@@ -66,7 +67,6 @@ class SeenRequest:
         self.trace = trace
         """The OpenTelemetry header `traceparent`, if the client sent one."""
         self.route: Route | None = None
-        self.principal = "-"
         self.status = 0
         self.sent = 0
         self.error: BaseException | None = None
@@ -82,6 +82,7 @@ class Traffic:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._audit = AuditLog(clock)
         self._prefix = clock.random_bytes(4).hex()
         self._number = 0
         self.under_way = 0
@@ -114,22 +115,26 @@ class Traffic:
             self._log(request, seen, taken)
 
     def _log(self, request: Request, seen: SeenRequest, taken: float) -> None:
-        """Changes and failures are logged; reads that went well only where the level is `debug`."""
-        level = logging.INFO if seen.route is not None and seen.route.is_audited else logging.DEBUG
-        if seen.status == FAILURE:
-            level = logging.WARNING
-        if not logger.isEnabledFor(level):
+        """Changes and refusals go to the audit log; failures of ours are warnings, all others are for `--verbose`."""
+        status = seen.status or GONE
+        is_audited = status in (UNAUTHENTICATED, FORBIDDEN) or (seen.route is not None and seen.route.is_audited)
+        level = logging.WARNING if status == FAILURE else logging.INFO
+        if not is_audited and not logger.isEnabledFor(level):
             return
         fields = {
             "request_id": seen.id,
             "route": seen.name,
-            "status": seen.status or GONE,
-            "principal": seen.principal,
+            "status": status,
+            "principal": request.principal.name,
+            "token_id": request.principal.token_id,
             "client": request.client,
             "seconds": round(taken, 6),
             "bytes": seen.sent,
-            **({"topic": f"{request.at['namespace']}/{request.at['topic']}"} if "topic" in request.at else {}),
+            **request.place(),
             **({"traceparent": seen.trace} if seen.trace else {}),
             **({"error": str(seen.error)} if isinstance(seen.error, ForebayError) else {}),
         }
-        logger.log(level, "%s %s %d", request.method, seen.name, seen.status or GONE, extra={"fields": fields})
+        if is_audited:
+            self._audit.note(status, fields)
+        if not is_audited or level > logging.INFO:
+            logger.log(level, "%s %s %d", request.method, seen.name, status, extra={"fields": fields})

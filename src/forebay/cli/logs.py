@@ -17,6 +17,8 @@ from typing import Any, Final
 
 _LOGGERS: Final = ("forebay", "httpx", "httpcore")
 """Ours, and those of the library that says one line per request to etcd."""
+_AUDIT: Final = "forebay.audit"
+"""The logger of changes and refusals of a server."""
 _FIELDS: Final = ("topic", "partition", "epoch", "offset", "segment")
 _NUMBER: Final = re.compile(r"\b(epoch|offset) (\d+)")
 _SHARD: Final = re.compile(r"^([\w.-]+/[\w.-]+)\[(\d+)\]$")
@@ -85,7 +87,10 @@ def _time(record: logging.LogRecord) -> str:
 
 @contextmanager
 def logging_to_stderr(log_format: LogFormat, *, verbose: bool) -> Iterator[None]:
-    """Within the block log lines go to stderr: warnings, and with `verbose` what is done, each request included."""
+    """Within the block log lines go to stderr: warnings, and with `verbose` what is done, each request included.
+
+    The audit log of a server is always written.
+    """
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     loggers = [logging.getLogger(name) for name in _LOGGERS]
@@ -94,9 +99,13 @@ def logging_to_stderr(log_format: LogFormat, *, verbose: bool) -> Iterator[None]
         logger.addHandler(output)
         logger.setLevel(logging.INFO if verbose else logging.WARNING)
         logger.propagate = False
+    audit = logging.getLogger(_AUDIT)
+    audit_level = audit.level
+    audit.setLevel(logging.INFO)
     try:
         yield
     finally:
+        audit.setLevel(audit_level)
         for logger, (level, propagate) in zip(loggers, before, strict=True):
             logger.removeHandler(output)
             logger.setLevel(level)
