@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 import forebay
 from forebay import EARLIEST, Gap, Reason, Topic
 from forebay.format.frame.batch import Batch
-from forebay.live import Delivered, WatchedTopic, Watcher
+from forebay.live import Delivered, WatchedTopic, Watcher, deadlines
 from forebay.live.feeds import CROWD_MIN, SharedPage
+from forebay.live.outbox import Outbox
 from forebay.pages import LOOP_BYTES_MAX
 from forebay.storage import Storage
 from tests.live.test_watchers import Room, run
@@ -226,6 +228,35 @@ def test_however_many_watchers_have_a_deadline_the_loop_has_one_timer_for_them(
         assert await asyncio.gather(*(each.take() for each in watching)) == [None] * len(watching)
         assert loop.time() - began >= 0.05
         assert len(timers) < 20
+
+    with forebay.open(tmp_path, quick()) as log:
+        run(log, use)
+
+
+def test_a_watcher_may_wait_without_an_end_and_looks_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "WAIT_SECONDS_MAX", 0.001)
+
+    async def use(log: Storage, here: Room) -> None:
+        topic = log.create_topic("a")
+        entered: list[float] = []
+        again = asyncio.Event()
+        enter = here.feeds.deadlines.enter
+
+        def counted(deadline: float, outbox: Outbox) -> int:
+            entered.append(deadline)
+            if len(entered) == 3:
+                again.set()
+            return enter(deadline, outbox)
+
+        monkeypatch.setattr(here.feeds.deadlines, "enter", counted)
+        watching = Watcher(here.feeds, [WatchedTopic.from_start(topic, values_of, EARLIEST)], math.inf)
+        waiting = asyncio.create_task(given(watching))
+        async with asyncio.timeout(10):
+            await again.wait()
+        await asyncio.to_thread(topic.append, b"0")
+        assert list((await waiting).rows) == [b"0"]
 
     with forebay.open(tmp_path, quick()) as log:
         run(log, use)

@@ -11,7 +11,9 @@ from typing import Final
 from forebay.live.outbox import Outbox
 
 TICK_SECONDS: Final = 0.02
-"""A task is woken so much too late at most, and never too early."""
+"""A task is woken so much too late at most."""
+WAIT_SECONDS_MAX: Final = 3600.0
+"""A task with a later deadline, or none (infinity), is woken then as well: it looks at the time and waits on."""
 
 
 class Deadlines:
@@ -28,8 +30,8 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, deadline: float, outbox: Outbox) -> int:
-        """Wake this one at the deadline (time of the loop), unless it leaves the tick that is returned."""
-        tick = math.ceil(deadline / TICK_SECONDS)
+        """Wake this one at the deadline (time of the loop) or before, unless it leaves the tick that is returned."""
+        tick = math.ceil(min(deadline, self._loop.time() + WAIT_SECONDS_MAX) / TICK_SECONDS)
         waiting = self._waiting.get(tick)
         if waiting is None:
             waiting = self._waiting[tick] = {}
