@@ -42,6 +42,7 @@ def register(app: typer.Typer) -> None:
             "forebay topic alter shop/orders --cap-bytes none",
             "forebay topic alter shop/orders --partitions 8",
         ],
+        by_url=True,
     )(alter)
     command(
         app,
@@ -78,7 +79,7 @@ def alter(
         changes["partitions"] = partitions
     if not changes:
         raise Invalid("nothing is to be changed: give --partitions, --cap-records, --cap-bytes, --ttl or a policy")
-    with run.writer() as log:
+    with run.writing() as log:
         before = log.topic(name).spec
         spec = log.alter_topic(name, allow_loss=allow_loss, **changes)
     if spec.partitions > before.partitions:

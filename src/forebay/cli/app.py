@@ -29,6 +29,7 @@ from forebay.cli.invocation import (
     LogFormatOption,
     Options,
     SettingsOption,
+    UrlOption,
     VerboseOption,
 )
 
@@ -67,6 +68,7 @@ def common(
     ctx: typer.Context,
     *,
     directory: DirectoryOption = None,
+    broker_url: UrlOption = None,
     settings_file: SettingsOption = None,
     assignments: AssignmentsOption = None,
     log_format: LogFormatOption = None,
@@ -78,6 +80,7 @@ def common(
     """Keep what was given before the command's name."""
     ctx.obj = Options(
         directory=directory,
+        broker_url=broker_url,
         settings_file=settings_file,
         assignments=assignments or (),
         log_format=log_format,

@@ -26,6 +26,7 @@ from forebay.cli.invocation import (
     LogFormatOption,
     Options,
     SettingsOption,
+    UrlOption,
     VerboseOption,
 )
 from forebay.cli.logs import LogFormat, logging_to_stderr
@@ -37,6 +38,7 @@ Body = Callable[..., int | None]
 
 COMMON: dict[str, Any] = {
     "directory": DirectoryOption,
+    "broker_url": UrlOption,
     "settings_file": SettingsOption,
     "assignments": AssignmentsOption,
     "log_format": LogFormatOption,
@@ -71,8 +73,8 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def command(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Callable[[Body], Body]:
-    """Register a command. Its docstring and the examples are its help."""
+def command(app: typer.Typer, name: str, *, examples: Sequence[str], by_url: bool = False) -> Callable[[Body], Body]:
+    """Register a command. Its docstring and the examples are its help; `by_url` says that it can ask a broker."""
 
     def register(body: Body) -> Body:
         own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
@@ -81,7 +83,8 @@ def command(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Callable
             common = Options(**{name: given.pop(name) for name in COMMON if given[name] is not None})
             given = {name: value for name, value in given.items() if name not in COMMON}
             outer = ctx.find_root().obj
-            raise typer.Exit(_run(body, common.over(outer if isinstance(outer, Options) else Options()), given))
+            options = common.over(outer if isinstance(outer, Options) else Options())
+            raise typer.Exit(_run(body, options, given, by_url=by_url))
 
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         shared = [
@@ -102,12 +105,14 @@ def _help(body: Body, examples: Sequence[str]) -> str:
     return f"{inspect.getdoc(body)}\n\n\b\nExamples:\n{shown}"
 
 
-def _run(body: Body, options: Options, arguments: dict[str, Any]) -> int:
+def _run(body: Body, options: Options, arguments: dict[str, Any], *, by_url: bool) -> int:
     """Run a command; whatever it ends in is an exit code, and at most one line on stderr."""
     invocation = Invocation(options=options)
     log_format, verbose = options.log_format or LogFormat.TEXT, bool(options.verbose)
     with logging_to_stderr(log_format, verbose=verbose), invocation.interruptions.heeded():
         try:
+            if not by_url:
+                invocation.check_local()
             code = body(invocation, **arguments)
             flush()
             return code or 0

@@ -18,7 +18,7 @@ REQUEST_SECONDS = 60.0
 def register(app: typer.Typer) -> None:
     """Add the command."""
     examples = ["forebay conformance http://127.0.0.1:7070", "FOREBAY_TOKEN=… forebay conformance https://broker:7070"]
-    command(app, "conformance", examples=examples)(conformance)
+    command(app, "conformance", examples=examples, by_url=True)(conformance)
 
 
 def conformance(

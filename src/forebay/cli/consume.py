@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,7 @@ from forebay.records import EARLIEST, LATEST, Gap, Position, Reason, Record
 from forebay.wire.positions import END, parse_start, parse_stop
 
 if TYPE_CHECKING:
-    from forebay.storage import Topic
+    from forebay.surface.blocking import TopicHandle
 
 VALUE_CHARACTERS_MAX = 60
 
@@ -76,6 +77,7 @@ def register(app: typer.Typer) -> None:
             "forebay consume shop/orders --from 2031-05-06T00:00:00Z --until 2031-05-07T00:00:00Z",
             "forebay consume shop/orders --format json | forebay produce shop/copy --format json",
         ],
+        by_url=True,
     )(consume)
 
 
@@ -102,25 +104,26 @@ def consume(
         raise Invalid("--timeout is a number of seconds to wait with --follow")
     if count is not None and count < 0:
         raise Invalid(f"--count is {count}; give 0 or more")
-    with run.reader_of(name) as log:
+    with run.reading(name) as log:
         topic = log.topic(name)
         printer = Printer(topic, output, fail_on_loss=fail_on_loss)
         stream = _Stream(topic, partition, printer.gap)
-        records = stream.follow(first, last, timeout) if follow else stream.read(first, last)
         left = count
-        while left != 0 and (record := next(records, None)) is not None:
-            printer.record(record)
-            if follow:
-                # A user who waits for new records wants each of them at once.
-                sys.stdout.flush()
-            left = None if left is None else left - 1
+        # Left before the end, it is closed while its topics are still open.
+        with contextlib.closing(stream.follow(first, last, timeout) if follow else stream.read(first, last)) as records:
+            while left != 0 and (record := next(records, None)) is not None:
+                printer.record(record)
+                if follow:
+                    # A user who waits for new records wants each of them at once.
+                    sys.stdout.flush()
+                left = None if left is None else left - 1
     return 0
 
 
 class _Stream:
     """The records of a topic between two places."""
 
-    def __init__(self, topic: Topic, partition: int | None, on_gap: Callable[[int, Gap], None]) -> None:
+    def __init__(self, topic: TopicHandle, partition: int | None, on_gap: Callable[[int, Gap], None]) -> None:
         self._topic = topic
         self._partition = partition
         self._on_gap = on_gap
@@ -128,29 +131,31 @@ class _Stream:
             raise Invalid(f"partition is {partition}; {topic.name} has 0 to {topic.partitions - 1}")
         self._chosen = range(topic.partitions) if partition is None else range(partition, partition + 1)
 
-    def read(self, start: Position, until: Position | None) -> Iterator[Record]:
+    def read(self, start: Position, until: Position | None) -> Generator[Record, None, None]:
         """What is there now."""
         self._check(start, until)
         for number in self._chosen:
             stop = self._stop(number, until)
-            yield from self._topic.read(start, stop=stop, partition=number, on_gap=self._on_gap)
+            with self._topic.read(start, stop=stop, partition=number, on_gap=self._on_gap) as records:
+                yield from records
 
-    def follow(self, start: Position, until: Position | None, timeout: float | None) -> Iterator[Record]:
+    def follow(self, start: Position, until: Position | None, timeout: float | None) -> Generator[Record, None, None]:
         """What is there and what comes, until every partition has reached its end."""
         self._check(start, until)
         if until == END:
             yield from self.read(start, until)
             return
         waiting = set(self._chosen)
-        for record in self._topic.follow(start, partition=self._partition, timeout=timeout, on_gap=self._on_gap):
-            if until is not None and _is_behind(record, until):
-                waiting.discard(record.partition)
-            elif record.partition in waiting:
-                yield record
-                if until == Position.at_offset(record.offset + 1):
+        with self._topic.follow(start, partition=self._partition, timeout=timeout, on_gap=self._on_gap) as records:
+            for record in records:
+                if until is not None and _is_behind(record, until):
                     waiting.discard(record.partition)
-            if not waiting:
-                return
+                elif record.partition in waiting:
+                    yield record
+                    if until == Position.at_offset(record.offset + 1):
+                        waiting.discard(record.partition)
+                if not waiting:
+                    return
 
     def _stop(self, partition: int, until: Position | None) -> int:
         end = self._topic.offsets(partition).next
@@ -177,7 +182,7 @@ def _is_behind(record: Record, until: Position) -> bool:
 class Printer:
     """Writes records and gaps in the format asked for."""
 
-    def __init__(self, topic: Topic, output: OutputFormat, *, fail_on_loss: bool) -> None:
+    def __init__(self, topic: TopicHandle, output: OutputFormat, *, fail_on_loss: bool) -> None:
         self._topic = topic
         self._output = output
         self._fail_on_loss = fail_on_loss

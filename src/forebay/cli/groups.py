@@ -29,10 +29,10 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group or reader.")]
 
 
-@command(app, "list", examples=["forebay group list", "forebay group list --json"])
+@command(app, "list", examples=["forebay group list", "forebay group list --json"], by_url=True)
 def list_groups(run: Invocation, *, as_json: AsJson = False) -> None:
     """List the groups and readers that have a place in any topic."""
-    with run.reader() as log:
+    with run.reading() as log:
         names = log.groups()
     for name in names:
         if as_json:
@@ -41,7 +41,7 @@ def list_groups(run: Invocation, *, as_json: AsJson = False) -> None:
             say(name)
 
 
-@command(app, "show", examples=["forebay group show billing", "forebay group show billing --json"])
+@command(app, "show", examples=["forebay group show billing", "forebay group show billing --json"], by_url=True)
 def show(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
     """Show how far a group has come in each partition: everything below its offset is done, the lag is not."""
     places = _places(run, name)
@@ -68,6 +68,7 @@ def show(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
         "forebay group reset billing shop/orders --to earliest",
         "forebay group reset billing shop/orders --to 2031-05-06T00:00:00Z --partition 2",
     ],
+    by_url=True,
 )
 def reset(
     run: Invocation,
@@ -80,7 +81,7 @@ def reset(
 ) -> None:
     """Set the place of a group in a topic, also to an earlier one: it then reads again from there."""
     position = parse_start(to, "--to")
-    with run.writer() as log:
+    with run.writing() as log:
         group, handle = log.group(name), log.topic(topic)
         for number in range(handle.partitions) if partition is None else [partition]:
             # Checked in all before it is set in the first.
@@ -96,10 +97,10 @@ def reset(
             say(f"{name} stands at {offset} in {handle.name}[{number}]")
 
 
-@command(app, "delete", examples=["forebay group delete billing --yes"])
+@command(app, "delete", examples=["forebay group delete billing --yes"], by_url=True)
 def delete(run: Invocation, *, name: Name, yes: YesOption = False) -> None:
     """Forget every place of a group, in all topics. Its readers begin again."""
-    with run.writer() as log:
+    with run.writing() as log:
         group = log.group(name)
         confirm(f"every place of {name}", yes=yes)
         count = group.delete()
@@ -109,8 +110,10 @@ def delete(run: Invocation, *, name: Name, yes: YesOption = False) -> None:
 def _places(run: Invocation, name: str) -> list[GroupOffset]:
     from forebay.topics import Engine
 
-    with run.reader() as log:
+    with run.reading() as log:
         places = log.group(name).offsets()
+        if run.url is not None:
+            return places
         in_databases = {str(spec.name) for spec in log.topics() if spec.engine is Engine.ROCKSDB}
     if not any(place.failure is not None and place.topic in in_databases for place in places):
         return places

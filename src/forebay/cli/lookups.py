@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -21,7 +22,7 @@ from forebay.wire.positions import parse_time
 
 if TYPE_CHECKING:
     from forebay.records import Record
-    from forebay.storage import Topic
+    from forebay.surface.blocking import TopicHandle
 
 app = typer.Typer(
     cls=Commands,
@@ -52,6 +53,7 @@ _RANGE: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
         "forebay records get shop/orders --tag eu --count 10",
         "forebay records get shop/orders --at-time 2031-05-06T07:08:09Z",
     ],
+    by_url=True,
 )
 def get(
     run: Invocation,
@@ -78,14 +80,17 @@ def get(
         raise Invalid(f"--count is {count}; give 0 or more")
     moment = parse_time(at_time, "--at-time") if at_time is not None else None
     found = 0
-    with run.reader_of(name) as log:
+    with run.reading(name) as log:
         topic = log.topic(name)
         printer = Printer(topic, output, fail_on_loss=False)
-        for record in _found(topic, wanted, tag, moment, history=history, partition=partition):
-            if found == count:
-                break
-            printer.record(record)
-            found += 1
+        asked = _found(topic, wanted, tag, moment, history=history, partition=partition)
+        # Left before the end, it is closed while its topic is still open.
+        with contextlib.closing(asked) as records:
+            for record in records:
+                if found == count:
+                    break
+                printer.record(record)
+                found += 1
     return 0 if found or count == 0 else PROBLEM
 
 
@@ -98,6 +103,7 @@ def get(
         "forebay records delete shop/orders --partition 0 --offsets 100-200 --yes",
         "forebay records delete shop/orders --partition 0 --before 1000000 --yes",
     ],
+    by_url=True,
 )
 def delete(
     run: Invocation,
@@ -121,7 +127,7 @@ def delete(
     wanted = _key(key, key_b64)
     _check_one(key=wanted, tag=tag, offsets=offsets, before=before)
     bounds = _offsets(offsets) if offsets is not None else (0, 0)
-    with run.writer() as log:
+    with run.writing() as log:
         topic = log.topic(name)
         what = next(
             text
@@ -189,17 +195,20 @@ def erase(
 
 
 def _found(
-    topic: Topic, key: bytes | None, tag: str | None, moment: int | None, *, history: bool, partition: int | None
-) -> Iterator[Record]:
+    topic: TopicHandle, key: bytes | None, tag: str | None, moment: int | None, *, history: bool, partition: int | None
+) -> Generator[Record, None, None]:
     if key is not None:
-        yield from topic.read_by_key(key, history=history, partition=partition)
+        with topic.read_by_key(key, history=history, partition=partition) as stream:
+            yield from stream
     elif tag is not None:
-        yield from topic.read_by_tag(tag, partition=partition)
+        with topic.read_by_tag(tag, partition=partition) as stream:
+            yield from stream
     elif moment is not None:
         for number in range(topic.partitions) if partition is None else [partition]:
             offset = topic.offset_at_time(moment, number)
             if offset is not None:
-                yield from topic.read(offset, stop=offset + 1, partition=number)
+                with topic.read(offset, stop=offset + 1, partition=number) as stream:
+                    yield from stream
 
 
 def _key(text: str | None, coded: str | None) -> bytes | None:

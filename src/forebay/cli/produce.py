@@ -51,6 +51,7 @@ def register(app: typer.Typer) -> None:
             "forebay produce shop/orders orders.jsonl --format json --producer 7",
             "forebay produce media/images *.png --format file --tag png",
         ],
+        by_url=True,
     )(produce)
 
 
@@ -86,7 +87,7 @@ def produce(
     )
     tally = SentTally(SystemClock())
     try:
-        with run.writer() as log, meter(f"produce {name}", in_bytes=False) as shown:
+        with run.writing() as log, meter(f"produce {name}", in_bytes=False) as shown:
             topic = log.topic(name)
             sender = Sender(topic, run.interruptions, shown, tally, rate=rate, producer=producer)
             limits = RecordLimits(topic.partitions, run.settings.wal.frame_bytes_max)

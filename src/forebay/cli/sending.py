@@ -12,7 +12,7 @@ from forebay.errors import Indeterminate, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from forebay.clock import Clock
-    from forebay.storage import Topic
+    from forebay.surface.blocking import TopicHandle
 
 BATCH_BYTES = 1024 * 1024
 BURST_SECONDS = 0.1
@@ -107,7 +107,7 @@ class Sender:
 
     def __init__(
         self,
-        topic: Topic,
+        topic: TopicHandle,
         interruptions: Interruptions,
         shown: Meter,
         tally: SentTally,

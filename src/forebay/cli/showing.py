@@ -18,20 +18,31 @@ if TYPE_CHECKING:
     from forebay.format.metadata.descriptor import ShardState
     from forebay.inspection import ExpectedShard, Inspected
     from forebay.storage import Storage
+    from forebay.surface.blocking import TopicHandle
     from forebay.topics import TopicSpec
+    from forebay.wire.messages import PartitionItem
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     examples = ["forebay topic show shop/orders", "forebay topic show shop/orders --json"]
-    command(app, "show", examples=examples)(show)
+    command(app, "show", examples=examples, by_url=True)(show)
 
 
 def show(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> None:
     """Show a topic: its definition and, per partition, who has it, offsets, history, files and the recovery to come.
 
-    Changes nothing. While another process has the directory open, what that process has published is shown.
+    Changes nothing. While another process has the directory open, what that process has published is shown. A broker
+    answers for the partitions as it has them open: how each was recovered, and nothing of directories.
     """
+    item = _local_item(run, name) if run.url is None else _broker_item(run, run.url, name)
+    if as_json:
+        say_json(item)
+    else:
+        _say_topic(item)
+
+
+def _local_item(run: Invocation, name: str) -> dict[str, Any]:
     from forebay.cli.holding import look_at
 
     with run.reader() as log:
@@ -45,10 +56,49 @@ def show(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> No
             "store_failure": _store_failure(run, found),
         }
         item["shards"] = [_shard_item(run, log, found, place) for place in places]
-    if as_json:
-        say_json(item)
-    else:
-        _say_topic(item)
+    return item
+
+
+def _broker_item(run: Invocation, url: str, name: str) -> dict[str, Any]:
+    from forebay.cli.brokers import BrokerCalls
+    from forebay.client.topics import topic_path
+    from forebay.client.transport import HttpCall
+    from forebay.wire.messages import PartitionList
+
+    with run.reading() as log:
+        topic = log.topic(name)
+        shards = [_asked_item(topic, partition) for partition in range(topic.partitions)]
+    with BrokerCalls(url) as calls:
+        call = HttpCall(method="GET", path=f"{topic_path(topic.spec.name)}/status")
+        for one in calls.ask(call, PartitionList).partitions:
+            shards[one.partition] |= _open_item(one)
+    return {**spec_item(topic.spec), "url": url, "shards": shards}
+
+
+def _asked_item(topic: TopicHandle, partition: int) -> dict[str, Any]:
+    """A partition that the broker does not have open; asking for its offsets opens it if it has any."""
+    item: dict[str, Any] = {"partition": partition, "epoch": 0, "phase": "new", "recovery": None, "failure": None}
+    item["files"] = 0
+    try:
+        offsets = topic.offsets(partition)
+    except ForebayError as error:
+        return item | {"failure": str(error)}
+    return item | {"offsets": offsets._asdict(), "last_committed": offsets.next - 1}
+
+
+def _open_item(one: PartitionItem) -> dict[str, Any]:
+    """A partition that the broker has open."""
+    offsets = one.offsets.offsets()
+    item: dict[str, Any] = {"epoch": one.epoch, "phase": "open", "recovery": one.recovery.summary}
+    item |= {"failure": one.failure, "files": one.segments}
+    if one.export is not None:
+        behind = {
+            "files": one.export.behind_files,
+            "records": one.export.behind_records,
+            "bytes": one.export.behind_bytes,
+        }
+        item |= {"exported": one.export.exported, "behind": behind}
+    return item | {"offsets": offsets._asdict(), "last_committed": offsets.next - 1}
 
 
 def spec_item(spec: TopicSpec) -> dict[str, Any]:
@@ -153,34 +203,44 @@ def _behind(disk: Disk, directory: str, exported: int) -> dict[str, int]:
 def _say_topic(item: dict[str, Any]) -> None:
     say(f"{item['name']}")
     for field in ("partitions", "durability", "engine", "compression", "generation", "topic_id", "mode"):
-        say(f"  {field:12} {item[field]}")
+        if field in item:
+            say(f"  {field:12} {item[field]}")
     say(f"  {'limits':12} {limits_line(item)}")
     say(f"  {'created':12} {readable_time(item['created_at'])}")
+    if "url" in item:
+        say(f"  {'owner':12} the broker at {item['url']}")
+    else:
+        _say_directory(item)
+    for shard in item["shards"]:
+        _say_shard(shard, item.get("directory_id"))
+
+
+def _say_directory(item: dict[str, Any]) -> None:
     say(f"  {'owner':12} {'another process has the directory open' if item['owned'] else 'none at present'}")
     if item["store_failure"] is not None:
         say(f"  {'store':12} {item['store_failure']}")
     if item["engine"] == "memory":
         say("  its records live in the memory of its owner: no other process can see them")
-    for shard in item["shards"]:
-        _say_shard(shard, item["directory_id"])
 
 
-def _say_shard(shard: dict[str, Any], here: str) -> None:
+def _say_shard(shard: dict[str, Any], here: str | None) -> None:
     offsets = shard.get("offsets", {})
     say(f"partition {shard['partition']}")
     say("  offsets      " + (" ".join(f"{name} {value}" for name, value in offsets.items()) or "unknown"))
     say(f"  state        {shard['phase']}, epoch {shard['epoch']}")
-    if shard["holder"] is not None:
+    if shard.get("holder") is not None:
         say(f"  holder       {'this directory' if shard['holder'] == here else 'directory ' + shard['holder']}")
     if "sealed_at" in shard:
         sealed = f"by {shard['sealed_by']} at {readable_time(shard['sealed_at'])}"
         bound = f", for directory {shard['target']}" if shard["target"] is not None else ""
         say(f"  sealed       {sealed}, last committed {shard['last_committed']}{bound}")
-    behind = shard["behind"]
-    waiting = f"{behind['files']} files with {behind['records']} records, {readable_bytes(behind['bytes'])}, behind"
-    say(f"  history      up to {shard['exported']}, {waiting if behind['files'] else 'nothing sealed is behind'}")
+    if "behind" in shard:
+        behind = shard["behind"]
+        waiting = f"{behind['files']} files with {behind['records']} records, {readable_bytes(behind['bytes'])}, behind"
+        say(f"  history      up to {shard['exported']}, {waiting if behind['files'] else 'nothing sealed is behind'}")
     if shard["recovery"] is not None:
         say(f"  recovery     {shard['recovery']}")
     if shard["failure"] is not None:
         say(f"  failure      {shard['failure']}")
-    say(f"  files        {shard['files']}, {readable_bytes(shard['bytes'])} in {shard['directory']}")
+    place = f", {readable_bytes(shard['bytes'])} in {shard['directory']}" if "directory" in shard else ""
+    say(f"  files        {shard['files']}{place}")

@@ -25,7 +25,7 @@ from forebay.cli.terminal import PagedTable, flush, meter, readable_time, say, s
 from forebay.errors import Conflict
 
 if TYPE_CHECKING:
-    from forebay.storage import Storage
+    from forebay.surface.blocking import Log
     from forebay.topics import TopicSpec
 
 PAGE_TOPICS = 1000
@@ -53,6 +53,7 @@ EngineOption = Annotated[str | None, typer.Option(help="segment (the default), r
         "forebay topic create logs/web --compression zstd:3 --exist-ok",
         "forebay topic create shop/carts --engine rocksdb --ttl 7d --cap-bytes 10GiB",
     ],
+    by_url=True,
 )
 def create(
     run: Invocation,
@@ -86,7 +87,7 @@ def create(
         compression=compression,
         **limits,
     )
-    with run.writer(create=True) as log:
+    with run.writing(create=True) as log:
         if not exist_ok and any(spec.name == parsed for spec in log.topics(str(parsed), limit=1)):
             raise Conflict(f"topic {parsed} exists already: add --exist-ok to leave it as it is", topic=parsed)
         topic = log.create_topic(
@@ -101,11 +102,11 @@ def create(
     say(f"{topic.name}: {topic.partitions} partitions, {topic.spec.durability}, id {topic.spec.topic_id}")
 
 
-@command(app, "list", examples=["forebay topic list", "forebay topic list --json | jq -r .name"])
+@command(app, "list", examples=["forebay topic list", "forebay topic list --json | jq -r .name"], by_url=True)
 def list_topics(run: Invocation, *, as_json: AsJson = False) -> None:
     """List all topics, also while another process has the directory open."""
     table = PagedTable("topic", "partitions", "durability", "engine", "compression", "created")
-    with run.reader() as log:
+    with run.reading() as log:
         for page in _pages(log):
             if as_json:
                 for spec in page:
@@ -116,7 +117,7 @@ def list_topics(run: Invocation, *, as_json: AsJson = False) -> None:
             flush()
 
 
-def _pages(log: Storage) -> Iterator[list[TopicSpec]]:
+def _pages(log: Log) -> Iterator[list[TopicSpec]]:
     """All topics by name, read page by page."""
     page = log.topics(limit=PAGE_TOPICS)
     while page:
@@ -129,7 +130,7 @@ def _cells(spec: TopicSpec) -> tuple[object, ...]:
     return spec.name, spec.partitions, spec.durability, spec.engine, spec.compression, created
 
 
-@command(app, "delete", examples=["forebay topic delete shop/orders --yes"])
+@command(app, "delete", examples=["forebay topic delete shop/orders --yes"], by_url=True)
 def delete(
     run: Invocation,
     *,
@@ -137,7 +138,7 @@ def delete(
     yes: YesOption = False,
 ) -> None:
     """Delete a topic with all its records. There is no way back."""
-    with run.writer() as log:
+    with run.writing() as log:
         spec = log.topic(name).spec
         confirm(f"{spec.name} with all its records", yes=yes)
         with meter(f"delete {spec.name}", in_bytes=False):

@@ -1,0 +1,82 @@
+"""A broker that a command asks in place of a data directory: its topics, and calls about the broker itself."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+import msgspec
+
+from forebay.errors import Unavailable, Unsupported
+
+try:
+    from forebay.client import connect
+    from forebay.client.loops import LoopThread
+    from forebay.client.topics import decoded
+    from forebay.client.transport import TIMEOUT_S, HttpCall, HttpTransport
+except ImportError as missing:
+    raise Unsupported(
+        f'asking a broker needs packages that are not here ({missing.name}): pip install "forebay[client]"'
+    ) from missing
+from forebay.clock import SystemClock
+from forebay.wire.messages import Health
+
+if TYPE_CHECKING:
+    from forebay.client import RemoteLog
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+TOKEN_VARIABLE: Final = "FOREBAY_TOKEN"
+AUTHORITY_VARIABLE: Final = "FOREBAY_CA_FILE"
+REACH_SECONDS: Final = 3.0
+"""How long a command looks for its broker, before it says that there is none."""
+
+
+def connected(url: str) -> RemoteLog:
+    """The topics of the broker at `url`; `Unavailable` soon if none answers there.
+
+    Later calls are repeated for longer: a broker that starts again is waited for.
+    """
+    with BrokerCalls(url, timeout_s=REACH_SECONDS) as calls:
+        try:
+            calls.ask(HttpCall(method="GET", path="/v1/health"), Health)
+        except Unavailable as error:
+            raise error.restated(f'{error}; see that "forebay serve" runs there, or name another by --url') from error
+    token = f"${{{TOKEN_VARIABLE}}}" if os.environ.get(TOKEN_VARIABLE) else None
+    return connect(url, token=token, verify=_authority())
+
+
+class BrokerCalls:
+    """Calls that the client library has no method for: how a broker fares, and what its operator asks it to do."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        token = os.environ.get(TOKEN_VARIABLE) or None
+        self._transport = HttpTransport(url, token=token, verify=_authority(), timeout_s=timeout_s, clock=SystemClock())
+        self._loop = LoopThread("forebay-calls")
+
+    def ask(self, call: HttpCall, kind: type[T]) -> T:
+        """What the broker answers; raises the error that it answers with."""
+        return self._loop.call(partial(self._transport.call, call, partial(decoded, kind)))
+
+    def close(self) -> None:
+        """Close the connections. Harmless when repeated."""
+        if not self._loop.is_ended:
+            try:
+                self._loop.call(self._transport.close)
+            finally:
+                self._loop.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _authority() -> bool | str:
+    """The file of a certificate authority to check the broker by, or `True` for those of the system."""
+    return os.environ.get(AUTHORITY_VARIABLE) or True
