@@ -12,18 +12,7 @@ import pyarrow as pa
 
 import forebay
 
-INSIDE: Final = {
-    "Floor",
-    "Following",
-    "Loads",
-    "MetadataStore",
-    "Page",
-    "Progress",
-    "Reach",
-    "ReadShard",
-    "SegmentPage",
-    "Ticket",
-}
+INSIDE: Final = {"Floor", "Following", "Loads", "MetadataStore", "Page", "Progress", "Reach", "ReadShard", "Ticket"}
 """Types that Forebay's own rooms pass to each other by methods of public classes."""
 
 

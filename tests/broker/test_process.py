@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import resource
 import signal
@@ -14,7 +16,8 @@ import pytest
 import forebay
 from forebay.broker.serve import with_descriptors
 from forebay.settings import Settings
-from tests.support.brokers import BrokerCommand, server_settings
+from tests.support.brokers import START_SECONDS, BrokerCommand, server_settings
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +99,87 @@ def test_a_stop_ends_what_waits_and_finishes_what_is_under_way(tmp_path: Path) -
     assert set(outcomes) <= {200, 503}
     assert len(outcomes) == 20
     assert "Traceback" not in logged
+
+
+class Crowd:
+    """Clients of one broker at its end: streams, reads that wait, and appends. For one event loop."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.AsyncClient(base_url=url, timeout=START_SECONDS, limits=httpx.Limits(max_connections=None))
+        self.streaming = self.ended = 0
+        self.polled: list[int] = []
+        self.acked: set[str] = set()
+        self.doubtful: set[str] = set()
+        """Values that were sent and have no answer."""
+
+    async def follow(self) -> None:
+        """Read a stream to its end."""
+        async with self._client.stream("GET", "/v1/watch", params={"topic": "shop/orders"}) as answer:
+            pieces = answer.aiter_raw()
+            await anext(pieces)
+            self.streaming += 1
+            async for _ in pieces:
+                pass
+        self.ended += 1
+
+    async def poll(self) -> None:
+        """Wait for a record that does not come."""
+        try:
+            answer = await self._client.get("/v1/topics/shop/quiet/records", params={"wait_ms": 60_000})
+            self.polled.append(answer.status_code)
+        except httpx.TransportError:
+            self.polled.append(503)  # It came too late: the broker takes no connections any more.
+
+    async def append(self, name: str) -> None:
+        """Append one value after the other until the broker takes no more."""
+        for number in itertools.count():
+            value = f"{name}-{number}"
+            try:
+                answer = await self._client.post("/v1/topics/shop/orders/records", json=[{"value": value}])
+            except httpx.TransportError:
+                self.doubtful.add(value)
+                return
+            if answer.status_code != 200:
+                assert answer.status_code == 503, answer.text
+                return
+            self.acked.add(value)
+
+    async def see_the_end(self, broker: BrokerCommand) -> tuple[float, str]:
+        """Run all clients, end the broker with SIGTERM among them; how long that took, and what it logged."""
+        async with self._client, asyncio.TaskGroup() as clients:
+            for number in range(50):
+                clients.create_task(self.poll())
+                clients.create_task(self.append(f"{number}"))
+            for _ in range(100):
+                clients.create_task(self.follow())
+            async with asyncio.timeout(START_SECONDS):
+                while self.streaming < 100 or len(self.acked) < 100:  # noqa: ASYNC110 - counted by many tasks
+                    await asyncio.sleep(0.01)
+            began = asyncio.get_running_loop().time()
+            code, logged = await asyncio.to_thread(broker.end, signal.SIGTERM)
+            seconds = asyncio.get_running_loop().time() - began
+        assert code == 0, logged
+        return seconds, logged
+
+
+def test_a_stop_with_much_under_way_is_quick_and_loses_nothing(tmp_path: Path) -> None:
+    with BrokerCommand(tmp_path / "data") as broker:
+        with broker.client() as client:
+            assert client.put("/v1/topics/shop/orders", json={"durability": "fsync"}).status_code == 201
+            assert client.put("/v1/topics/shop/quiet", json={}).status_code == 201
+        crowd = Crowd(broker.url)
+        seconds, logged = asyncio.run(crowd.see_the_end(broker))
+    assert seconds < (5 if SOAK else 30)  # a shared machine may be busy
+    assert crowd.ended == 100
+    assert len(crowd.polled) == 50
+    assert set(crowd.polled) <= {200, 503}
+    assert "Traceback" not in logged
+    with forebay.open(tmp_path / "data") as log:
+        topic = log.topic("shop/orders")
+        found = [record.value.decode() for record in topic.read() if record.value is not None]
+        assert "clean" in str(topic.recovery()).lower()
+    assert len(found) == len(set(found))
+    assert crowd.acked <= set(found) <= crowd.acked | crowd.doubtful
 
 
 def test_the_demo_has_a_topic_to_look_at(tmp_path: Path) -> None:
