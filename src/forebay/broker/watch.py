@@ -36,6 +36,8 @@ MEDIA: Final = "text/event-stream"
 RETRY_MS: Final = 1_000
 """How long a client waits before it connects again."""
 RENDERS_KEPT: Final = 10_000
+PLACES_KEPT: Final = 256
+"""Streams that stand alike ask for their place one after the other."""
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -97,10 +99,15 @@ async def _pieces(broker: Broker, topics: Sequence[AsyncTopic], watcher: Watcher
 
 def _place(topics: Sequence[AsyncTopic], watcher: Watcher[bytes]) -> bytes:
     """Where the stream stands now, as an event without a text: clients keep its id and show nothing."""
-    places = [
-        WatchPosition.of(topic.spec.topic_id, offsets) for topic, offsets in zip(topics, watcher.offsets(), strict=True)
-    ]
-    return b"id: %s\n\n" % encode_event_id([topic.name for topic in topics], places).encode()
+    standing = zip(topics, watcher.offsets(), strict=True)
+    return _place_event(tuple((topic.name, topic.spec.topic_id, tuple(offsets)) for topic, offsets in standing))
+
+
+@lru_cache(PLACES_KEPT)
+def _place_event(places: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+    """The event of a place: name, id and next offsets of each topic. Kept, because streams of a crowd stand alike."""
+    positions = [WatchPosition.of(topic_id, offsets) for _, topic_id, offsets in places]
+    return b"id: %s\n\n" % encode_event_id([name for name, _, _ in places], positions).encode()
 
 
 def _gaps(found: Delivered[bytes]) -> list[bytes]:
