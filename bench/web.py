@@ -245,7 +245,7 @@ class Events(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
-        if not self.began.done() and b"id: " in data:
+        if not self.began.done() and b"\nid: " in data:
             self.began.set_result(None)
         for _ in range(data.count(b"data: ")):
             self.waiting.popleft().set_result(time.perf_counter())
