@@ -149,3 +149,18 @@ def test_a_task_that_is_cancelled_leaves_the_log_usable(tmp_path: Path) -> None:
 
     with running_broker(tmp_path) as broker:
         assert asyncio.run(use(broker.url)) == [b"a"]
+
+
+def test_a_log_is_closed_in_order_although_a_stream_of_it_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_broker(tmp_path) as broker:
+        with forebay.connect(broker.url) as log:
+            topic = log.create_topic("shop/orders")
+            following = topic.follow(timeout=0.01)
+            assert list(following) == []
+        with pytest.raises(forebay.Closed):
+            next(following)
+
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+    assert "forebay-client" not in {thread.name for thread in threading.enumerate()}

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 CHUNK_BYTES = 65_536
+CLOSE_SECONDS = 10
 
 
 class CuttingProxy:
@@ -61,7 +62,8 @@ class CuttingProxy:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
             for each in (writer, far_writer):
-                each.close()
+                # At once: what a peer does not take any more would keep the connection open.
+                each.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool) -> None:
         with suppress(ConnectionError):
@@ -75,6 +77,9 @@ class CuttingProxy:
                     self.cuts += 1
                     writer.write(piece[:left])
                     await writer.drain()
+                    writer.close()
+                    with suppress(ConnectionError):
+                        await asyncio.wait_for(writer.wait_closed(), CLOSE_SECONDS)
                     return
                 if left is not None and is_answer:
                     self._answer_left = left - len(piece)
@@ -96,6 +101,11 @@ def cutting_proxy(target: str) -> Iterator[CuttingProxy]:
         running.append((asyncio.get_running_loop(), serving))
         with suppress(asyncio.CancelledError):
             await serving
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        # Connections that were aborted are closed in the next turns of the loop.
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), name="proxy")
     thread.start()

@@ -23,11 +23,13 @@ from forebay.client.blocking import (
     RemoteBatchAck,
     RemoteGroup,
     RemoteLog,
+    RemoteProducer,
     RemoteReader,
     RemoteStream,
     RemoteTopic,
 )
 from forebay.client.loops import LoopThread
+from forebay.client.producers import AsyncRemoteProducer
 from forebay.client.streams import AsyncRemoteStream
 from forebay.client.transport import TIMEOUT_S, HttpTransport
 from forebay.clock import SystemClock
@@ -38,6 +40,7 @@ __all__ = [
     "AsyncRemoteBatchAck",
     "AsyncRemoteGroup",
     "AsyncRemoteLog",
+    "AsyncRemoteProducer",
     "AsyncRemoteReader",
     "AsyncRemoteStream",
     "AsyncRemoteTopic",
@@ -45,6 +48,7 @@ __all__ = [
     "RemoteBatchAck",
     "RemoteGroup",
     "RemoteLog",
+    "RemoteProducer",
     "RemoteReader",
     "RemoteStream",
     "RemoteTopic",

@@ -1,16 +1,17 @@
 """How a client's records get to a topic of a broker: encoded, sent once or several times, stored once.
 
-`Appends` sends one append and waits; `nowait` queues it. Queued appends are sent in order, one request at a time, with
-all single records that have come meanwhile in one request. For one event loop.
+`Appends` sends one append and waits, or queues it. Queued appends are sent in order, one request at a time, with all
+single records that have come meanwhile in one request. For one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -136,7 +137,8 @@ def many_records(
         checked_partition(partition)
     producing = checked_producing(producer, sequence, previous)
     size = RECORD_BYTES * count + sum(map(len, filter(None, column))) + sum(map(len, filter(None, found or ())))
-    return SentRecords(columns, count, size, partition, producing, found is not None)
+    is_keyed = found is not None and any(key is not None for key in found)
+    return SentRecords(columns, count, size, partition, producing, is_keyed)
 
 
 def arrow_records(
@@ -255,59 +257,42 @@ class QueuedAppend(NamedTuple):
         )
 
 
-class Appends:
-    """Appends to one topic. For one event loop."""
+class SendQueue:
+    """Appends that wait to be sent, and are sent in order, one request at a time. For one event loop."""
 
     def __init__(
-        self, transport: HttpTransport, path: str, name: str, clock: Clock, partitions: Callable[[], int]
+        self,
+        send: Callable[[SentRecords], Awaitable[SentAppend]],
+        clock: Clock,
+        *,
+        linger_s: float = 0.0,
+        batch_records: int = PART_RECORDS,
+        batch_bytes: int = PART_BYTES,
+        in_flight: asyncio.Semaphore | None = None,
     ) -> None:
-        """`partitions` says how many the topic has, as far as is known here: records without a key take turns."""
-        self._transport = transport
-        self._path = f"{path}/records"
-        self._name = name
+        """A request waits for `linger_s` until it is full. `in_flight` is shared by queues that may not all send."""
+        self._send = send
         self._clock = clock
-        self._partitions = partitions
-        self._turns = itertools.count()
-        self._lanes = ProducerLanes(clock)
+        self._linger_s = linger_s
+        self._batch_records = batch_records
+        self._batch_bytes = batch_bytes
+        self._in_flight = in_flight or contextlib.nullcontext()
         self._queue: deque[QueuedAppend] = deque()
-        self._queued_bytes = 0
         self._sending: asyncio.Task[None] | None = None
+        self._is_due = asyncio.Event()
+        """What is queued fills a request, or is not to wait any longer."""
+        self.queued_bytes = 0
 
-    async def append(self, records: SentRecords) -> SentAppend:
-        """Append and wait. What was queued before comes before it."""
-        self._transport.check_open()
-        if not records.rows:
-            return NOTHING
-        if self._sending is not None:
-            return await asyncio.shield(self._queued(records))
-        return await self._send(records)
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or on its way."""
+        return self._sending is None
 
-    async def in_turn(self, records: SentRecords) -> list[int]:
-        """Append part after part."""
-        offsets: list[int] = []
-        for part in in_parts(records):
-            offsets += (await self.append(part)).offsets
-        return offsets
+    def __len__(self) -> int:
+        return len(self._queue)
 
-    def nowait(self, records: SentRecords) -> asyncio.Future[SentAppend]:
-        """Queue an append; `Throttled` if too much waits already."""
-        self._transport.check_open()
-        if self._queued_bytes + records.bytes > QUEUED_BYTES_MAX and self._queue:
-            raise Throttled(
-                f"{self._name}: {self._queued_bytes} bytes wait to be sent; the limit is {QUEUED_BYTES_MAX}: wait for "
-                "acknowledgements",
-                topic=self._name,
-            )
-        return self._queued(records)
-
-    async def drain(self) -> None:
-        """Return when all that is queued has its outcome."""
-        while self._sending is not None:
-            await asyncio.shield(self._sending)
-
-    # Queue
-
-    def _queued(self, records: SentRecords) -> asyncio.Future[SentAppend]:
+    def put(self, records: SentRecords) -> asyncio.Future[SentAppend]:
+        """Queue an append; its outcome comes later."""
         answered: asyncio.Future[SentAppend] = asyncio.get_running_loop().create_future()
         # Its outcome may interest no one; then its error is not worth a line in the log.
         answered.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -315,15 +300,27 @@ class Appends:
             answered.set_result(NOTHING)
             return answered
         self._queue.append(QueuedAppend(records, answered))
-        self._queued_bytes += records.bytes
+        self.queued_bytes += records.bytes
+        if len(self._queue) >= self._batch_records or self.queued_bytes >= self._batch_bytes:
+            self._is_due.set()
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_queued())
         return answered
 
+    async def drain(self) -> None:
+        """Send what is queued without a pause; return when all of it has its outcome."""
+        while self._sending is not None:
+            self._is_due.set()
+            await asyncio.shield(self._sending)
+
     async def _send_queued(self) -> None:
         try:
             while self._queue:
-                await self._send_group(self._next_group())
+                if self._linger_s:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._is_due.wait(), self._linger_s)
+                async with self._in_flight:
+                    await self._send_group(self._next_group())
         finally:
             self._sending = None
 
@@ -336,12 +333,14 @@ class Appends:
             and self._queue
             and self._queue[0].is_joined
             and self._queue[0].records.partition == group[0].records.partition
-            and len(group) < PART_RECORDS
-            and size + self._queue[0].records.bytes <= PART_BYTES
+            and len(group) < self._batch_records
+            and size + self._queue[0].records.bytes <= self._batch_bytes
         ):
             size += self._queue[0].records.bytes
             group.append(self._queue.popleft())
-        self._queued_bytes -= size
+        self.queued_bytes -= size
+        if len(self._queue) < self._batch_records and self.queued_bytes < self._batch_bytes:
+            self._is_due.clear()
         return group
 
     async def _send_group(self, group: list[QueuedAppend]) -> None:
@@ -359,16 +358,65 @@ class Appends:
                 # Which partition it is, the offsets of single records need not say.
                 queued.answered.set_result(SentAppend((), (offset,)))
 
+
+class Appends:
+    """Appends to one topic. For one event loop."""
+
+    def __init__(
+        self, transport: HttpTransport, path: str, name: str, clock: Clock, partitions: Callable[[], int]
+    ) -> None:
+        """`partitions` says how many the topic has, as far as is known here: records without a key take turns."""
+        self._transport = transport
+        self._path = f"{path}/records"
+        self._name = name
+        self._partitions = partitions
+        self._turns = itertools.count()
+        self._lanes = ProducerLanes(clock)
+        self._queue = SendQueue(self.send, clock)
+
+    async def append(self, records: SentRecords) -> SentAppend:
+        """Append and wait. What was queued before comes before it."""
+        self._transport.check_open()
+        if not records.rows:
+            return NOTHING
+        return await (self.send(records) if self._queue.is_idle else asyncio.shield(self._queue.put(records)))
+
+    async def in_turn(self, records: SentRecords) -> list[int]:
+        """Append part after part."""
+        offsets: list[int] = []
+        for part in in_parts(records):
+            offsets += (await self.append(part)).offsets
+        return offsets
+
+    def nowait(self, records: SentRecords) -> asyncio.Future[SentAppend]:
+        """Queue an append; `Throttled` if too much waits already."""
+        self._transport.check_open()
+        if self._queue.queued_bytes + records.bytes > QUEUED_BYTES_MAX and len(self._queue):
+            raise Throttled(
+                f"{self._name}: {self._queue.queued_bytes} bytes wait to be sent; the limit is {QUEUED_BYTES_MAX}: "
+                "wait for acknowledgements",
+                topic=self._name,
+            )
+        return self._queue.put(records)
+
+    async def drain(self) -> None:
+        """Return when all that is queued has its outcome."""
+        await self._queue.drain()
+
+    def next_turn(self) -> int:
+        """The partition for the next records without a key."""
+        return next(self._turns) % self._partitions()
+
     # Requests
 
-    async def _send(self, records: SentRecords) -> SentAppend:
+    async def send(self, records: SentRecords) -> SentAppend:
         """Append with a producer of the caller, or with a lane of this client."""
         if records.producing is not None:
             producer, sequence, previous = records.producing
             return await self._request(records, records.partition, producer, sequence, previous)
         target = records.partition
         if target is None and not records.is_keyed:
-            target = next(self._turns) % self._partitions()
+            target = self.next_turn()
         while True:
             lane = self._lanes.take(BY_KEY if target is None else target)
             try:

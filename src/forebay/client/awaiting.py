@@ -24,6 +24,7 @@ from forebay.arguments import (
     checked_seconds,
 )
 from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck, arrow_records, many_records, one_record
+from forebay.client.producers import BATCH_BYTES, BATCH_RECORDS, IN_FLIGHT, LINGER_MS, AsyncRemoteProducer
 from forebay.client.streams import AsyncRemoteStream, BoundedSource, FollowingSource, LookupSource
 from forebay.client.topics import TopicCalls, decoded, position_text, spec_of, topic_path
 from forebay.client.transport import HttpCall, HttpTransport
@@ -511,6 +512,19 @@ class AsyncRemoteTopic:
         """See `surface.awaiting.TopicHandle.flush`. What was queued before is sent first."""
         await self._topic.flush()
 
+    def producer(
+        self,
+        *,
+        linger_ms: float = LINGER_MS,
+        batch_records: int = BATCH_RECORDS,
+        batch_bytes: int = BATCH_BYTES,
+        in_flight: int = IN_FLIGHT,
+    ) -> AsyncRemoteProducer:
+        """Sends many single records in batches. Close it, or use it in an `async with` statement."""
+        return self._topic.producer(
+            linger_ms=linger_ms, batch_records=batch_records, batch_bytes=batch_bytes, in_flight=in_flight
+        )
+
     def reader(self, name: str) -> AsyncRemoteReader:
         """See `surface.awaiting.TopicHandle.reader`."""
         return AsyncRemoteReader(self._topic, name)
@@ -619,7 +633,7 @@ class AsyncRemoteLog:
     async def close(self) -> None:
         """Send what is queued, and close the connections. Harmless when repeated."""
         for topic in self._topics.values():
-            await topic.appends.drain()
+            await topic.drain()
         await self._transport.close()
 
     def _calls(self, spec: TopicSpec) -> TopicCalls:

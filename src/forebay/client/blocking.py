@@ -16,6 +16,7 @@ from forebay.arguments import checked_seconds
 from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck
 from forebay.client.awaiting import AsyncRemoteGroup, AsyncRemoteLog, AsyncRemoteReader, AsyncRemoteTopic
 from forebay.client.loops import LoopThread
+from forebay.client.producers import BATCH_BYTES, BATCH_RECORDS, IN_FLIGHT, LINGER_MS, AsyncRemoteProducer
 from forebay.client.streams import AsyncRemoteStream
 from forebay.errors import ForebayError, Indeterminate
 from forebay.records import (
@@ -231,6 +232,53 @@ class RemoteReader:
         """See `surface.Reader.follow`."""
         stream = self._reader.follow(start=start, partition=partition, timeout=timeout, on_gap=on_gap)
         return RemoteStream(stream, self._loop)
+
+
+class RemoteProducer:
+    """Gathers records and sends them in batches; see `AsyncRemoteProducer`. For any number of threads."""
+
+    def __init__(self, producer: AsyncRemoteProducer, loop: LoopThread) -> None:
+        self._producer = producer
+        self._loop = loop
+
+    def append_nowait(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+    ) -> RemoteAck:
+        """Queue one record; its acknowledgement comes later. Waits only while too much is queued already."""
+        append = partial(
+            self._producer.append_nowait,
+            value,
+            key=key,
+            tag=tag,
+            headers=headers,
+            timestamp=timestamp,
+            partition=partition,
+        )
+        return RemoteAck(self._loop.call(append), self._loop)
+
+    def flush(self) -> None:
+        """Return when every record that was queued has its outcome; each ack says which."""
+        self._loop.call(self._producer.flush)
+
+    def close(self) -> None:
+        """Send what is queued, and take no more. Harmless when repeated."""
+        if not self._loop.is_ended:
+            self._loop.call(self._producer.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class RemoteTopic:
@@ -521,6 +569,22 @@ class RemoteTopic:
     def flush(self) -> None:
         """See `surface.TopicHandle.flush`. What was queued before is sent first."""
         self._loop.call(self._topic.flush)
+
+    def producer(
+        self,
+        *,
+        linger_ms: float = LINGER_MS,
+        batch_records: int = BATCH_RECORDS,
+        batch_bytes: int = BATCH_BYTES,
+        in_flight: int = IN_FLIGHT,
+    ) -> RemoteProducer:
+        """Sends many single records in batches. Close it, or use it in a `with` statement."""
+        return RemoteProducer(
+            self._topic.producer(
+                linger_ms=linger_ms, batch_records=batch_records, batch_bytes=batch_bytes, in_flight=in_flight
+            ),
+            self._loop,
+        )
 
     def reader(self, name: str) -> RemoteReader:
         """See `surface.TopicHandle.reader`."""

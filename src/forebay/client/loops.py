@@ -22,9 +22,14 @@ class LoopThread:
         self._guard = ForkGuard()
         self._name = name
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._is_ended = False
         self._thread.start()
+
+    def _run(self) -> None:
+        """The thread. What is still under way at the end, as a stream that was not closed, is cancelled."""
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
 
     @property
     def is_ended(self) -> bool:
@@ -52,5 +57,3 @@ class LoopThread:
         self._is_ended = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()

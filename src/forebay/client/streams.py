@@ -414,6 +414,8 @@ class _Watch:
         assert self._pieces is not None, "connected"
         if self._coming is None:
             self._coming = asyncio.ensure_future(_next_of(self._pieces))
+            # The caller may never ask again: then its error is not worth a line in the log.
+            self._coming.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await asyncio.wait((self._coming,), timeout=seconds)
         if not done:
             return None

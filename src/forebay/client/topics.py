@@ -5,6 +5,7 @@ All handles of a log for one topic share this, and so the lanes of its appends.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ import msgspec
 
 from forebay.arguments import StoredOffset, checked_partition, checked_position
 from forebay.client.appends import Appends
+from forebay.client.producers import AsyncRemoteProducer
 from forebay.client.transport import HttpCall, HttpTransport
 from forebay.clock import Clock
 from forebay.errors import Closed, Invalid, Unavailable
@@ -47,6 +49,8 @@ class TopicCalls:
         self.name = str(spec.name)
         self.path = topic_path(spec.name)
         self.appends = Appends(transport, self.path, self.name, clock, lambda: self.spec.partitions)
+        self._clock = clock
+        self._producers: weakref.WeakSet[AsyncRemoteProducer] = weakref.WeakSet()
 
     async def refresh(self) -> TopicSpec:
         """Ask for the definition as it is now; `Closed` if this topic is gone and another one has its name."""
@@ -108,9 +112,31 @@ class TopicCalls:
         call = HttpCall(method="DELETE", path=f"{self.path}/records", query=asked)
         return await self.transport.call(call, lambda body: decoded(Deleted, body).records)
 
+    def producer(
+        self, *, linger_ms: float, batch_records: int, batch_bytes: int, in_flight: int
+    ) -> AsyncRemoteProducer:
+        """A producer for the topic."""
+        made = AsyncRemoteProducer(
+            self.appends,
+            self.spec.partitions,
+            self._clock,
+            linger_ms=linger_ms,
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            in_flight=in_flight,
+        )
+        self._producers.add(made)
+        return made
+
+    async def drain(self) -> None:
+        """Return when all that is queued has its outcome."""
+        await self.appends.drain()
+        for producer in list(self._producers):
+            await producer.flush()
+
     async def flush(self) -> None:
         """On return everything appended so far is synced."""
-        await self.appends.drain()
+        await self.drain()
         await self.transport.call(HttpCall(method="POST", path=f"{self.path}/flush"), bytes)
 
     # What callers mean by `partition` and `start`
