@@ -14,6 +14,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from forebay.shard import SegmentShard
 from forebay.wire import answers, bodies
 from forebay.wire.bodies import MediaType
 from tests.support.brokers import running_broker, server_settings
@@ -275,6 +276,44 @@ def test_records_are_looked_up_by_key_tag_and_time(client: httpx.Client, topic: 
     assert fine(client.get(f"{topic}/offset", params={"at": "4500ms"})) == {"partition": 0, "offset": 4}
     assert fine(client.get(f"{topic}/offset", params={"at": "99999ms"})) == {"partition": 0, "offset": None}
     assert values_of(client, topic, start="8000ms") == ["7", "8"]
+
+
+@pytest.mark.parametrize("query", [{"tag": "eu"}, {"key": "k", "history": True}])
+def test_a_look_up_that_is_continued_skips_no_record_that_is_published_meanwhile(
+    client: httpx.Client, topic: str, query: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(value: str) -> None:
+        fine(client.post(f"{topic}/records", json=[{"value": value, "key": "k", "tag": "eu"}, {"value": "other"}]))
+
+    late = iter(["late"])
+    name = "read_by_tag" if "tag" in query else "read_by_key"
+    look = getattr(SegmentShard, name)
+
+    def look_and_add(self: SegmentShard, *args: Any, **options: Any) -> Any:
+        page = look(self, *args, **options)
+        for value in late:
+            add(value)
+        return page
+
+    monkeypatch.setattr(SegmentShard, name, look_and_add)
+    add("first")
+    found: list[str] = []
+    page: dict[str, Any] = {"next": 0, "caught_up": False}
+    while not page["caught_up"]:
+        page = fine(client.get(f"{topic}/records", params={**query, "start": page["next"]}))
+        found += [record["value"] for record in page["records"]]
+    assert found == ["first", "late"]
+
+
+def test_a_look_up_gives_no_more_bytes_at_once_than_asked_for(client: httpx.Client, topic: str) -> None:
+    fine(client.post(f"{topic}/records", json=[{"value": f"{number}" * 1000, "tag": "eu"} for number in range(5)]))
+    found: list[str] = []
+    page: dict[str, Any] = {"next": 0, "caught_up": False}
+    while not page["caught_up"]:
+        page = fine(client.get(f"{topic}/records", params={"tag": "eu", "start": page["next"], "bytes_max": 2500}))
+        assert len(page["records"]) < 4
+        found += [record["value"][0] for record in page["records"]]
+    assert found == ["0", "1", "2", "3", "4"]
 
 
 def test_deleted_records_are_gone(client: httpx.Client, topic: str) -> None:

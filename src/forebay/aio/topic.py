@@ -481,6 +481,21 @@ class AsyncTopic:
         begin = partial(self._topic.read_by_tag, tag, start=start, limit=limit, partition=partition, on_gap=on_gap)
         return AsyncStream(Paged(self._workers, begin))
 
+    async def lookup_page(
+        self,
+        partition: int,
+        start: Position,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        history: bool = False,
+        records_max: int,
+        bytes_max: int,
+    ) -> tuple[Page, Reach]:
+        """See `Topic.lookup_page`."""
+        look = partial(self._topic.lookup_page, key=key, tag=tag, history=history)
+        return await self._run(look, partition, start, records_max=records_max, bytes_max=bytes_max)
+
     async def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
         """See `Topic.delete_by_key`."""
         return await self._run(self._topic.delete_by_key, key, partition=partition)

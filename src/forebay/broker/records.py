@@ -20,7 +20,8 @@ from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.routes import Route
 from forebay.broker.topics import TOPIC
 from forebay.errors import Invalid
-from forebay.records import Gap, OnGap, Position, Record
+from forebay.pages import Page, Reach
+from forebay.records import Position
 from forebay.service.principals import AccessScope
 from forebay.service.service import AppendRecords, DeleteRecords
 from forebay.wire import answers, bodies
@@ -164,10 +165,11 @@ async def read_records(broker: Broker, request: Request) -> HttpAnswer:
     with broker.service.quotas.request(request.principal.name):
         start = parse_start(query.start, "start")
         if query.key is not None or query.key_b64 is not None or query.tag is not None:
-            return await _look_up(topic, query, start, media)
-        offset = start.value if start.kind == "offset" else await topic.resolve(start, query.partition)
-        request.offset = offset
-        page = await _page(broker, topic, query, offset)
+            page = await _look_up(topic, query, start, media)
+        else:
+            offset = start.value if start.kind == "offset" else await topic.resolve(start, query.partition)
+            request.offset = offset
+            page = await _page(broker, topic, query, offset)
     encode = partial(_encode, page, media)
     size = sum(int(batch.sizes().sum()) for batch in page.batches)
     return encode() if size <= LOOP_BYTES_MAX else await broker.compute(encode)
@@ -180,8 +182,7 @@ async def _page(broker: Broker, topic: AsyncTopic, query: ReadQuery, offset: int
     if page.next == offset and query.wait_ms:
         await _until_published(broker, topic, query, offset)
         page, reach = await read()
-    marks = PageMarks(page.next, max(reach.head, page.next), reach.earliest, reach.evict_floor)
-    return BatchPage(query.partition, page.batches, page.events, marks)
+    return _with_marks(query.partition, page, reach)
 
 
 async def _until_published(broker: Broker, topic: AsyncTopic, query: ReadQuery, offset: int) -> None:
@@ -199,34 +200,28 @@ async def _until_published(broker: Broker, topic: AsyncTopic, query: ReadQuery, 
             await asyncio.gather(first, ending, return_exceptions=True)
 
 
-async def _look_up(topic: AsyncTopic, query: ReadQuery, start: Position, media: MediaType) -> HttpAnswer:
+async def _look_up(topic: AsyncTopic, query: ReadQuery, start: Position, media: MediaType) -> BatchPage:
     """What a key or a tag has in the partition, by the index; a page of it."""
     if media not in (MediaType.JSON, MediaType.NDJSON):
         raise Invalid(f"look-ups by key or tag answer with {MediaType.JSON} or {MediaType.NDJSON}")
-    gaps: list[tuple[int, Gap]] = []
-    found = await _looked_up(topic, query, start, lambda partition, gap: gaps.append((partition, gap)))
-    offsets = await topic.offsets(query.partition)
-    is_more = len(found) == query.records_max
-    marks = PageMarks(
-        found[-1].offset + 1 if is_more else offsets.next, offsets.next, offsets.earliest, offsets.evict_floor
-    )
-    items = answers.record_page_items(found, gaps)
-    if media is MediaType.NDJSON:
-        return HttpAnswer(200, answers.encode_page_ndjson(items), media, tuple(marks.headers().items()))
-    return HttpAnswer(200, answers.encode_page_json(items, marks), media)
-
-
-async def _looked_up(topic: AsyncTopic, query: ReadQuery, start: Position, on_gap: OnGap) -> list[Record]:
-    limit, partition = query.records_max, query.partition
     key = bodies.key_bytes(query.key, query.key_b64)
-    if key is None:
-        assert query.tag is not None, "a key or a tag was given"
-        by_tag = topic.read_by_tag(query.tag, start=start, limit=limit, partition=partition, on_gap=on_gap)
-        return [record async for record in by_tag]
-    if query.tag is not None:
+    if key is not None and query.tag is not None:
         raise Invalid("look up by key or by tag, not by both")
-    by_key = topic.read_by_key(key, history=query.history, start=start, limit=limit, partition=partition, on_gap=on_gap)
-    return [record async for record in by_key]
+    page, reach = await topic.lookup_page(
+        query.partition,
+        start,
+        key=key,
+        tag=query.tag,
+        history=query.history,
+        records_max=query.records_max,
+        bytes_max=query.bytes_max,
+    )
+    return _with_marks(query.partition, page, reach)
+
+
+def _with_marks(partition: int, page: Page, reach: Reach) -> BatchPage:
+    marks = PageMarks(page.next, max(reach.head, page.next), reach.earliest, reach.evict_floor)
+    return BatchPage(partition, page.batches, page.events, marks)
 
 
 def _accepted(request: Request) -> MediaType:

@@ -546,6 +546,39 @@ class Topic:
             )
         )
 
+    def lookup_page(
+        self,
+        partition: int,
+        start: Position,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        history: bool = False,
+        records_max: int,
+        bytes_max: int,
+    ) -> tuple[Page, Reach]:
+        """What a key or a tag has in one partition from `start` on, as a page: `read_by_key` or `read_by_tag`.
+
+        For callers who ask again at `next`, which lies before everything that was not looked at: a record that only
+        waits to be published, and a bulk load that is not committed yet. Gaps are in the answer and raise nothing.
+        """
+        place = self._shards.partition(partition)
+        first = 0 if start == EARLIEST else self._positions.first(place, start)
+        check_page(first, records_max, bytes_max)
+        wanted_tag = None if tag is None else checked_lookup_tag(tag)
+        wanted_key = b"" if tag is not None else checked_lookup_key(key)
+
+        def look(shard: ReadShard) -> tuple[Page, Reach]:
+            if wanted_tag is not None:
+                page = shard.read_by_tag(wanted_tag, first, records_max=records_max, bytes_max=bytes_max)
+            else:
+                page = shard.read_by_key(
+                    wanted_key, first, history=history, records_max=records_max, bytes_max=bytes_max
+                )
+            return page, shard.reach()
+
+        return self._shards.ask(place, look)
+
     def _spans(self, places: Iterable[int], start: Start) -> list[LookupSpan]:
         """In which partitions to look, from where to where each reaches now."""
         whole = not isinstance(start, Mapping) and start == EARLIEST

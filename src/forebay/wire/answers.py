@@ -26,8 +26,8 @@ from forebay.format.checksum import crc32, salted
 from forebay.format.control.frames import decode_gap, encode_gap
 from forebay.format.frame.batch import Batch, batch_of, decode, encode_data_frame, merge
 from forebay.format.frame.head import Kind, Verdict, read_frame
-from forebay.records import Bytes, Gap, Record, RecordPage
-from forebay.wire.items import GapItem, RecordItem, item_of, items_of, record_of
+from forebay.records import Bytes, Gap, RecordPage
+from forebay.wire.items import GapItem, RecordItem, items_of, record_of
 from forebay.wire.limits import BodyLimits
 
 if TYPE_CHECKING:
@@ -123,15 +123,6 @@ def batch_page_items(page: BatchPage) -> list[RecordItem]:
         else:
             found += items_of(piece, page.partition)
     return found
-
-
-def record_page_items(records: Sequence[Record], gaps: Sequence[tuple[int, Gap]] = ()) -> list[RecordItem]:
-    """The same for records one by one, of any partitions; a gap stands before what follows it in its partition."""
-    placed = [((record.partition, record.offset), item_of(record)) for record in records]
-    placed += [((partition, gap.start), RecordItem(gap=GapItem.of(partition, gap))) for partition, gap in gaps]
-    if gaps:
-        placed.sort(key=lambda pair: pair[0])
-    return [item for _, item in placed]
 
 
 def encode_page_json(items: list[RecordItem], marks: PageMarks) -> bytes:
