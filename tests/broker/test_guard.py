@@ -28,6 +28,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.headers: list[tuple[bytes, bytes]] = []
         self.cancelled = threading.Event()
         self.entered = threading.Event()
         self.much = 32 << 20
@@ -35,6 +36,7 @@ class Echo:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         self.calls += 1
+        self.headers += scope["headers"]
         tasks = scope["extensions"][guarding.ANSWERING][guarding.TASKS]
         tasks.add(asyncio.current_task())
         try:
@@ -305,3 +307,58 @@ def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
             server.in_loop(lambda: server.guard.check_pace(server.loop.time() + 2))
             got += len(piece)
         assert got > server.app.much
+
+
+def test_a_closed_connection_whose_client_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[asyncio.Transport] = []
+    connection_made = GuardedProtocol.connection_made
+
+    def note(protocol: GuardedProtocol, transport: asyncio.Transport) -> None:
+        made.append(transport)
+        connection_made(protocol, transport)
+
+    monkeypatch.setattr(GuardedProtocol, "connection_made", note)
+    with guarded(stall_timeout_ms=1000) as server, server.connect() as connection:
+        connection.sendall(PLAIN)
+        assert read_answer(connection)[0] == 200
+        (transport,) = made
+
+        def fill() -> None:
+            # Less than would pause the writer: what is left in the buffer alone keeps the connection.
+            while transport.get_write_buffer_size() == 0:
+                transport.write(b"x" * 1000)
+
+        server.in_loop(fill)
+        connection.sendall(b"this is not HTTP\r\n\r\n")
+        while not server.in_loop(transport.is_closing):
+            pass
+        now = server.in_loop(server.loop.time)
+        for later in (0.0, 0.5):
+            server.in_loop(partial(server.guard.check_pace, now + later))
+            assert server.in_loop(lambda: server.guard.connections) == 1
+        server.in_loop(partial(server.guard.check_pace, now + 2.0))
+        while server.in_loop(lambda: server.guard.connections):
+            pass
+        assert server.in_loop(lambda: server.guard.refused["stalled"]) == 1
+
+
+def test_what_follows_the_chunks_of_a_body_is_limited_and_never_part_of_the_head() -> None:
+    chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    with guarded() as server, server.connect() as connection:
+        connection.sendall(chunked + b"0\r\nauthorization: Bearer x\r\n\r\n")
+        assert read_answer(connection) == (200, b"3")
+        assert (b"authorization", b"Bearer x") not in server.app.headers
+        status, body = server.ask(chunked, b"0\r\nx: " + MUCH)
+        assert status == 431
+        assert isinstance(body, dict)
+        assert body["error"]["code"] == "headers_too_large"
+        status, body = server.ask(chunked, b"1;x=" + MUCH)
+        assert status == 431
+
+
+def test_a_request_that_cannot_be_read_is_not_the_answer_to_the_one_before_it() -> None:
+    with guarded() as server, server.connect() as connection:
+        connection.sendall(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert server.app.entered.wait(SECONDS)
+        connection.sendall(b"GET http://x HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(65536) == b""

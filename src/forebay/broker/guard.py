@@ -122,15 +122,20 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._refusal = BAD
         self._head_bytes = self._raw_bytes = 0
-        """Of the request whose head is being received: in headers that have ended, and as received."""
+        """Of the request that is being received: in headers that have ended, and as received of a head, or of a body
+        since its last piece."""
         self._is_head = False
         """Whether the head of a request has begun and not ended."""
         self._is_body = False
         """Whether the body of a request has begun and not ended."""
+        self._is_fed = False
+        """Whether what was received last had a piece of a body in it."""
         self._began: float | None = None
         """When the request that is being received began; `None` between requests."""
         self._stalled: float | None = None
         """Since when the client does not take what is sent."""
+        self._closing: float | None = None
+        """Since when the connection has been seen closing: it does so once the client has taken what is left."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, unless there are too many."""
@@ -152,7 +157,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._is_refused:
             return
-        was_body = self._is_body
+        was_body, self._is_fed = self._is_body, False
         if self._began is None:
             self._began = self.loop.time()
         try:
@@ -163,8 +168,8 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal)
             return
-        if self._is_head and not was_body:
-            # Of a head that has not ended: what the parser keeps of it is seen nowhere else.
+        if (self._is_body and was_body and not self._is_fed) or (self._is_head and not was_body):
+            # Of a head that has not ended, or of what follows a body: what the parser keeps of it is seen nowhere else.
             self._raw_bytes += len(data)
             if self._raw_bytes > self._guard.settings.header_bytes_max:
                 self._refuse(self._head_refusal())
@@ -194,13 +199,23 @@ class GuardedProtocol(HttpToolsProtocol):
         settings = self._guard.settings
         if self._head_bytes > settings.header_bytes_max or len(self.headers) >= settings.headers_max:
             self._stop(self._head_refusal())
-        super().on_header(name, value)
+        if not self._is_body:
+            # What follows a body of chunks is no part of the head: it may have passed a proxy unseen.
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """See the parser."""
+        # It may refuse: then there is no request whose body has begun, and an earlier one may still be answered.
+        super().on_headers_complete()
         self._is_head = False
         self._is_body = True
-        super().on_headers_complete()
+        self._raw_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        """See the parser."""
+        self._is_fed = True
+        self._raw_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """See the parser."""
@@ -221,7 +236,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def check_pace(self, now: float) -> None:
         """Close the connection if its request, or its reading of an answer, takes too long."""
         settings = self._guard.settings
-        if self._stalled is not None and now - self._stalled > settings.stall_timeout_ms / 1000:
+        if self._closing is None and self.transport.is_closing():
+            self._closing = now
+        since = self._closing if self._stalled is None else self._stalled
+        if since is not None and now - since > settings.stall_timeout_ms / 1000:
             self._guard.refused["stalled"] += 1
             self.transport.abort()
         elif self._began is not None and not self._is_refused:
