@@ -13,6 +13,8 @@ import httpx
 import msgspec
 import pytest
 
+from forebay.errors import Corrupt
+from forebay.live import Watcher
 from forebay.wire.events import EventDecoder, ServerEvent
 from tests.support.brokers import RunningBroker, running_broker, server_settings
 
@@ -74,8 +76,11 @@ class Events:
 
     def place(self) -> str:
         """The id behind everything that was read: a sign of life comes after it."""
-        while not self._waiting and b":\n\n" not in (chunk := next(self._chunks)):
+        while not self._waiting:
+            chunk = next(self._chunks)
             self._waiting += self.decoder.feed(chunk)
+            if b":\n\n" in chunk:
+                break
         return self.decoder.event_id
 
 
@@ -265,3 +270,49 @@ def test_streams_that_end_leave_nothing_under_way(broker: RunningBroker, client:
 
     broker.loop.call_soon_threadsafe(look)
     assert done.wait(SECONDS)
+
+
+def test_records_that_a_filter_leaves_out_move_the_place(client: httpx.Client) -> None:
+    name = made(client)
+    with watching(client, name, start="earliest", tag="eu") as events:
+        begun = events.place()
+        append(client, name, "not for this client")
+        while (moved := events.place()) == begun:
+            pass
+    with watching(client, name, last=moved) as events:
+        append(client, name, "next")
+        assert events.values(1) == ["next"]
+
+
+def test_a_stream_that_begins_while_the_broker_ends_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        name = made(client)
+        begin = Watcher.begin
+
+        async def begin_and_stop(watcher: Watcher[bytes]) -> None:
+            await begin(watcher)
+            broker.process.stop()
+
+        monkeypatch.setattr(Watcher, "begin", begin_and_stop)
+        with watching(client, name) as events:
+            # In order, not by the end of the time that requests have when the broker ends.
+            assert events.next() is None
+
+
+def test_an_error_that_ends_a_stream_does_not_name_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        name = made(client)
+
+        async def fail(watcher: Watcher[bytes]) -> None:
+            raise Corrupt(f"what is in {tmp_path / 'data'} cannot be read")
+
+        monkeypatch.setattr(Watcher, "take", fail)
+        with watching(client, name) as events:
+            event = events.next()
+            assert event is not None
+            assert event.event == "error"
+            assert b"cannot be read" in event.text
+            assert tmp_path.name.encode() not in event.text
+            assert b"data" not in event.text

@@ -30,7 +30,7 @@ from forebay.service.quotas import QuotaCounts
 from forebay.service.service import Service
 from forebay.settings import ServerSettings
 from forebay.storage.recovery import FailedShard, Recovered
-from forebay.wire.errors import encode_error, encode_refusal
+from forebay.wire.errors import SentError, encode_error, encode_refusal
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,11 @@ class Broker:
             self.phase = BrokerPhase.READY
 
     def ends_with(self, watcher: Watcher[Any]) -> None:
-        """Close this watcher when the broker ends, so that its stream does."""
-        self._watchers.add(watcher)
+        """Close this watcher when the broker ends, so that its stream does; at once if it ends already."""
+        if self.ending.is_set():
+            watcher.close()
+        else:
+            self._watchers.add(watcher)
 
     def begin_ending(self) -> None:
         """Take no new requests, and end those that wait for records. Harmless when repeated."""
@@ -194,8 +197,12 @@ class Broker:
         if origin is not None and not _is_loopback(origin):
             raise Forbidden(f"pages of {origin!a:.80} may not use this server: set server.access, and use a token")
 
+    def sent_error(self, error: BaseException) -> SentError:
+        """The error as it is sent, without what no answer may show."""
+        return encode_error(error, private=self._private)
+
     def _error_answer(self, error: BaseException) -> HttpAnswer:
-        sent = encode_error(error, private=self._private)
+        sent = self.sent_error(error)
         headers: tuple[tuple[str, str], ...] = ()
         if sent.retry_after_s is not None:
             headers = (("retry-after", str(sent.retry_after_s)),)

@@ -27,7 +27,6 @@ from forebay.records import EARLIEST, Start
 from forebay.service.principals import AccessScope
 from forebay.topics import TopicName
 from forebay.wire import bodies, events
-from forebay.wire.errors import encode_error
 from forebay.wire.items import GapItem, RecordItem, items_of
 from forebay.wire.positions import parse_start
 from forebay.wire.watching import WatchPosition, check_watch, decode_event_id, encode_event_id
@@ -80,21 +79,25 @@ async def watch_topics(broker: Broker, request: Request) -> Streamed:
 async def _pieces(broker: Broker, topics: Sequence[AsyncTopic], watcher: Watcher[bytes]) -> AsyncGenerator[bytes, None]:
     """Events without an end: pages as they come, each with the place behind it, and signs of life between them."""
     heartbeat_s = broker.settings.heartbeat_interval_ms / 1000
-    yield events.encode_retry(RETRY_MS) + _place(topics, watcher)
+    place = _place(topics, watcher)
+    yield events.encode_retry(RETRY_MS) + place
     while True:
         try:
             async with asyncio.timeout(heartbeat_s):
                 found = await watcher.take()
         except TimeoutError:
-            yield events.HEARTBEAT
+            # Pages without a record for this client have moved the place, too: it need not read them again.
+            before, place = place, _place(topics, watcher)
+            yield events.HEARTBEAT if place == before else place + events.HEARTBEAT
             continue
         except ForebayError as error:
-            yield events.encode_event(encode_error(error).body, event=events.ERROR_EVENT)
+            yield events.encode_event(broker.sent_error(error).body, event=events.ERROR_EVENT)
             return
         if found is None:
             # The broker ends: the client connects to the next one and goes on.
             return
-        yield b"".join((*_gaps(found), *found.rows, _place(topics, watcher)))
+        place = _place(topics, watcher)
+        yield b"".join((*_gaps(found), *found.rows, place))
 
 
 def _place(topics: Sequence[AsyncTopic], watcher: Watcher[bytes]) -> bytes:
