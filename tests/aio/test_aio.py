@@ -550,3 +550,30 @@ def test_what_keeps_a_shard_from_being_acquired_is_told_to_every_append_that_wai
         assert await asyncio.gather(*(topic.append(b"v") for _ in range(3))) == [1, 2, 3]
 
     run(tmp_path / "log", use, _shared(tmp_path))
+
+
+def test_a_close_does_not_wait_for_a_thread_that_long_calls_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = threading.Event()
+    begun = threading.Barrier(WORKERS + 1)
+
+    def take_long(self: Storage) -> list[str]:
+        begun.wait(PATIENCE)
+        assert closed.wait(PATIENCE)
+        return []
+
+    monkeypatch.setattr(Storage, "groups", take_long)
+
+    async def use() -> None:
+        log = await forebay.aio.open(tmp_path / "data", QUICK)
+        calls = [asyncio.create_task(log.groups()) for _ in range(WORKERS)]
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await log.close()
+        finally:
+            closed.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(use())

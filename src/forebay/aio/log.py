@@ -195,7 +195,7 @@ class AsyncLog:
         if storage is None:
             self._workers.end()
             return
-        closing = self._workers.start(storage.close)
+        closing = self._workers.start_closing(storage.close)
         closing.add_done_callback(lambda _: self._workers.end())
         await asyncio.shield(closing)
 

@@ -56,6 +56,13 @@ class Workers:
         """As `start`, for a call that only computes: calls that wait for a disk or a store keep none of it waiting."""
         return self._start(self._encoders, call)
 
+    def start_closing(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """As `start`, for the closing of the log, in a thread of its own: it waits for no other call, but ends them."""
+        closer = ThreadPoolExecutor(1, thread_name_prefix="forebay-aio-close")
+        closing = self._start(closer, call)
+        closer.shutdown(wait=False)
+        return closing
+
     def end(self) -> None:
         self._ended = True
         self._pool.shutdown(wait=False)
