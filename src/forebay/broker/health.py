@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 
@@ -12,6 +13,18 @@ from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.openapi import document
 from forebay.broker.routes import NoQuery, Route
 from forebay.wire.messages import DegradedShard, Health, Ready
+
+
+@cache
+def _version() -> str:
+    """Read from a file, so only once."""
+    return version("forebay")
+
+
+@cache
+def _document(routes: tuple[Route, ...]) -> bytes:
+    """Made once: callers without a token may ask for it."""
+    return msgspec.json.encode(document(routes, version=_version()))
 
 
 async def get_ready(broker: Broker, request: Request) -> HttpAnswer:
@@ -29,13 +42,13 @@ async def get_health(broker: Broker, request: Request) -> HttpAnswer:
     status = broker.phase.value
     if broker.phase is BrokerPhase.READY:
         status = "degraded" if broker.degraded else "ok"
-    return HttpAnswer.of(Health(status=status, version=version("forebay"), uptime_s=round(broker.uptime_s, 3)))
+    return HttpAnswer.of(Health(status=status, version=_version(), uptime_s=round(broker.uptime_s, 3)))
 
 
 async def get_openapi(broker: Broker, request: Request) -> HttpAnswer:
     """The OpenAPI document."""
     request.query(NoQuery)
-    return HttpAnswer(200, msgspec.json.encode(document(broker.routes, version=version("forebay"))))
+    return HttpAnswer(200, _document(broker.routes))
 
 
 async def get_reference(broker: Broker, request: Request) -> HttpAnswer:
