@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,12 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from forebay.errors import Closed
+from forebay.service.principals import Principal
+from forebay.service.service import AppendRecords, Service
 from forebay.shard import SegmentShard
+from forebay.storage import Storage
+from forebay.topics import TopicName
 from forebay.wire import answers, bodies
 from forebay.wire.bodies import MediaType
 from tests.support.brokers import running_broker, server_settings
@@ -493,3 +500,47 @@ def test_an_answer_carries_the_request_id(client: httpx.Client) -> None:
     ]
     assert len(set(made_up)) == 2
     assert "a b" not in made_up
+
+
+def test_a_compressed_body_counts_with_what_it_takes_in_memory(
+    client: httpx.Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    append = Service.append
+
+    async def look_and_append(service: Service, who: Principal, name: TopicName, records: AppendRecords) -> object:
+        counted.append(service.quotas.counts().bytes)
+        return await append(service, who, name, records)
+
+    monkeypatch.setattr(Service, "append", look_and_append)
+    body = json.dumps([{"value": "x" * 1_000_000}]).encode()
+    sent = gzip.compress(body)
+    fine(client.post(f"{topic}/records", content=sent, headers={"content-encoding": "gzip"}))
+    assert counted == [len(body)]
+
+
+# Stop
+
+
+def test_a_stop_during_the_recovery_ends_the_broker_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, closing = threading.Event(), threading.Event()
+    close = Storage.close
+
+    def recover(self: Storage, on_progress: object) -> None:
+        begun.set()
+        assert closing.wait(60)
+        raise Closed("this log was closed under its recovery")
+
+    def close_later(self: Storage) -> None:
+        closing.set()
+        close(self)
+
+    monkeypatch.setattr(Storage, "recover", recover)
+    monkeypatch.setattr(Storage, "close", close_later)
+    with running_broker(tmp_path / "data", ready=False) as broker, broker.client() as client:
+        assert begun.wait(60)
+        refused(client.get("/v1/topics"), 503, "not_ready")
+    gc.collect()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -97,9 +97,14 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
     with service.quotas.request(who.name, request.length or 0) as admitted:
         body = await request.body(broker.settings.body_bytes_max, admitted.grow)
         limits = BodyLimits(broker.settings.body_bytes_max, broker.settings.batch_records_max)
+        encoding = request.header(b"content-encoding")
+        if encoding is not None:
+            plain = await broker.compute(partial(decompress_body, body, encoding, limits.bytes_max))
+            # It counts with what it takes in memory from here on, which may be a thousand times what was sent.
+            admitted.grow(max(0, len(plain) - len(body)))
+            body = plain
         decode = partial(_decode, request, query, body, limits, broker.clock.now_ms())
-        is_small = len(body) <= LOOP_BYTES_MAX and request.header(b"content-encoding") is None
-        records = decode() if is_small else await broker.compute(decode)
+        records = decode() if len(body) <= LOOP_BYTES_MAX else await broker.compute(decode)
         ack = await service.append(who, name, records)
     ranges = [OffsetRangeItem(*each) for each in ack.ranges]
     if ranges:
@@ -113,18 +118,17 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
 def _decode(request: Request, query: AppendQuery, body: bytes, limits: BodyLimits, now_ms: int) -> AppendRecords:
     """The records of a body. In the event loop, or in a thread."""
     media = MediaType.parse(request.header(b"content-type") or MediaType.JSON)
-    plain = decompress_body(body, request.header(b"content-encoding"), limits.bytes_max)
     if media is not MediaType.RAW and (query.key or query.key_b64 or query.tag or query.timestamp or query.header):
         raise Invalid(f"key, tag, timestamp and header in the address are for a body of {MediaType.RAW}")
     if media is MediaType.JSON:
-        columns = bodies.decode_json(plain, limits, now_ms)
+        columns = bodies.decode_json(body, limits, now_ms)
     elif media is MediaType.NDJSON:
-        columns = bodies.decode_ndjson(plain, limits, now_ms)
+        columns = bodies.decode_ndjson(body, limits, now_ms)
     elif media is MediaType.ARROW:
-        columns = bodies.decode_arrow(plain, limits)
+        columns = bodies.decode_arrow(body, limits)
     elif media is MediaType.RAW:
         columns = bodies.decode_raw(
-            plain,
+            body,
             limits,
             key=query.key,
             key_b64=query.key_b64,

@@ -113,6 +113,9 @@ class BrokerRun:
                     # Raises what kept all shards closed; single ones only degrade the broker.
                     recovering.result()
                 await serving
+                # A signal may have come first: the log is closed under the recovery, whose end is of no use any more.
+                recovering.cancel()
+                await asyncio.gather(recovering, return_exceptions=True)
                 logger.info("no request is left: closing the log")
         finally:
             self.stop()
