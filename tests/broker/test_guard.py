@@ -337,9 +337,9 @@ def test_a_closed_connection_whose_client_takes_nothing_is_cut_off(monkeypatch: 
             server.in_loop(partial(server.guard.check_pace, now + later))
             assert server.in_loop(lambda: server.guard.connections) == 1
         server.in_loop(partial(server.guard.check_pace, now + 2.0))
+        assert server.in_loop(lambda: server.guard.refused["stalled"]) == 1
         while server.in_loop(lambda: server.guard.connections):
             pass
-        assert server.in_loop(lambda: server.guard.refused["stalled"]) == 1
 
 
 def test_what_follows_the_chunks_of_a_body_is_limited_and_never_part_of_the_head() -> None:

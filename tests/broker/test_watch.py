@@ -272,6 +272,19 @@ def test_streams_that_end_leave_nothing_under_way(broker: RunningBroker, client:
     assert done.wait(SECONDS)
 
 
+def test_a_resumed_stream_has_the_records_of_partitions_that_are_added(client: httpx.Client) -> None:
+    name = made(client)
+    with watching(client, name) as events:
+        place = events.place()
+    with watching(client, name, last=place) as events:
+        append(client, name, "known")
+        assert events.values(1) == ["known"]
+        assert client.patch(f"/v1/topics/{name}", json={"partitions": 2}).status_code == 200
+        append(client, name, "added", partition=1)
+        item = events.item()
+        assert (item["partition"], item["value"]) == (1, "added")
+
+
 def test_records_that_a_filter_leaves_out_move_the_place(client: httpx.Client) -> None:
     name = made(client)
     with watching(client, name, start="earliest", tag="eu") as events:

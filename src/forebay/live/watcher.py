@@ -19,7 +19,7 @@ from forebay.live.calls import KeptCall
 from forebay.live.feeds import Feeds, Render
 from forebay.live.outbox import Lane, Outbox
 from forebay.reading import Cursor
-from forebay.records import LATEST, Gap, Record, Start
+from forebay.records import EARLIEST, LATEST, Gap, Record, Start
 from forebay.storage import Topic
 from forebay.storage.streams import Following
 
@@ -44,12 +44,15 @@ class WatchedTopic(Generic[T]):
         self._gaps = gaps
 
     @classmethod
-    def from_start(
-        cls, topic: Topic, render: Render[T], start: Start = LATEST, *, partition: int | None = None
-    ) -> WatchedTopic[T]:
-        """The topic from `start` on, as `Topic.follow` takes it, with its gaps in band."""
+    def from_start(cls, topic: Topic, render: Render[T], start: Start = LATEST) -> WatchedTopic[T]:
+        """The whole topic from `start` on, as `Topic.follow` takes it, with its gaps in band.
+
+        Where `start` names offsets, it names one for each partition. Those that are added are followed in any case.
+        """
         gaps: list[Gap] = []
-        begin = partial(topic.following, start, partition=partition, on_gap=lambda _, gap: gaps.append(gap))
+        begin = partial(
+            topic.following, start, start_of_added=lambda _: EARLIEST, on_gap=lambda _, gap: gaps.append(gap)
+        )
         return cls(topic, begin, render, gaps)
 
     def take_gaps(self) -> Sequence[Gap]:
