@@ -12,7 +12,18 @@ import pyarrow as pa
 
 import forebay
 
-INSIDE: Final = {"Floor", "Following", "Loads", "MetadataStore", "Page", "Progress", "Reach", "ReadShard", "Ticket"}
+INSIDE: Final = {
+    "Floor",
+    "Following",
+    "Loads",
+    "MetadataStore",
+    "Page",
+    "Progress",
+    "Reach",
+    "ReadShard",
+    "SegmentPage",
+    "Ticket",
+}
 """Types that Forebay's own rooms pass to each other by methods of public classes."""
 
 

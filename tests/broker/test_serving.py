@@ -381,6 +381,29 @@ def test_the_offset_of_each_record_is_answered_where_keys_part_them(client: http
     assert "offsets" not in alone
 
 
+def test_the_segments_of_a_partition_are_listed_page_by_page(client: httpx.Client, topic: str) -> None:
+    for number in range(5):
+        append(client, topic, f"{number}a", f"{number}b")
+        if number < 4:
+            fine(client.post(f"{topic}/rotate"))
+    fine(client.post(f"{topic}/export"))
+    whole = fine(client.get(f"{topic}/segments"))
+    assert (whole["partition"], whole["next"]) == (0, None)
+    assert [(each["start"], each["end"]) for each in whole["history"]] == [(n, n + 2) for n in range(0, 10, 2)]
+    assert {(each["kind"], each["records"], bool(each["object"])) for each in whole["history"]} == {("frames", 2, True)}
+    assert [each["start"] for each in whole["local"]][:5] == [0, 2, 4, 6, 8]
+    assert all(each["bytes"] > 0 for each in whole["local"])
+    found: list[int] = []
+    start: int | None = 0
+    while start is not None:
+        page = fine(client.get(f"{topic}/segments", params={"start": start, "limit": 2}))
+        assert len(page["history"]) <= 2
+        found += [each["start"] for each in page["history"]]
+        start = page["next"]
+    assert found == [0, 2, 4, 6, 8]
+    refused(client.get(f"{topic}/segments", params={"partition": 1}), 400, "invalid")
+
+
 # Groups
 
 

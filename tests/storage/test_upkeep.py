@@ -12,6 +12,7 @@ from forebay import Settings, Storage, Unavailable
 from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
+from forebay.disk import SyncFailedBefore
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.storage.background.seal import SealWorker
@@ -264,6 +265,30 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     InsideSync(maintenance).sync_together([shard])
 
     assert shard.failure is None
+    engine.close()
+
+
+def test_where_a_file_failed_before_a_sync_of_many_asks_each_file_for_itself(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    home = SegmentHome(disk, str(tmp_path), "disk", settings=quick(sync_interval_ms=60_000))
+    maintenance = SyncWorker(
+        disk, SystemClock(), str(tmp_path), RuntimeSettings(), hand_on=lambda shard: None, relieve=lambda: None
+    )
+    engine = home.open().engine
+    failed, sound = (engine.open_shard(home.ref(partition)) for partition in range(2))
+    for shard in (failed, sound):
+        shard.acknowledge(shard.stage_one(_entry(), 17))
+
+    def refuse(kind: str, path: str) -> None:
+        if kind == "sync_filesystem" or (kind == "sync" and path.startswith(engine.directory_of(failed.ref))):
+            raise SyncFailedBefore(5, "input/output error", path)
+
+    disk.meet = refuse
+    InsideSync(maintenance).sync_together([failed, sound])
+    disk.meet = lambda kind, path: None
+
+    assert (sound.failure, sound.offsets().durable) == (None, 1)
+    assert failed.failure is not None
     engine.close()
 
 

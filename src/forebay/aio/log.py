@@ -23,6 +23,7 @@ from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
 from forebay.storage.recovery import Progress, Recovered
+from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import WorkerStatus
@@ -141,6 +142,12 @@ class AsyncLog:
     async def run_retention(self, name: str | TopicName | None = None) -> Retained:
         """See `Storage.run_retention`."""
         return await self._workers.run(self._log.run_retention, name)
+
+    async def segments(
+        self, name: str | TopicName, partition: int = 0, *, start: int = 0, limit: int = 1000
+    ) -> SegmentPage:
+        """See `Storage.segments`."""
+        return await self._workers.run(partial(self._log.segments, name, partition, start=start, limit=limit))
 
     async def copy_topic(
         self, source: str | TopicName, target: str | TopicName, *, on_records: OnRecords | None = None

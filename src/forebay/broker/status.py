@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
 from forebay.broker.app import Broker
 from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.routes import NoQuery, Route
-from forebay.broker.topics import ANY, TOPIC
+from forebay.broker.topics import ANY, LISTED, LISTED_MAX, TOPIC
+from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.records import Gap, Reason
 from forebay.service.principals import AccessScope
 from forebay.storage.status import PartitionStatus
 from forebay.wire.items import GapItem
 from forebay.wire.messages import (
     BrokerStatus,
     ExportItem,
+    HistorySegmentItem,
+    LocalSegmentItem,
     OffsetsItem,
     PartitionItem,
     PartitionList,
     RecoveryItem,
+    SegmentList,
     WorkerItem,
 )
 
@@ -25,6 +35,47 @@ async def get_topic_status(broker: Broker, request: Request) -> HttpAnswer:
     request.query(NoQuery)
     found = await broker.service.topic_status(request.principal, request.topic)
     return HttpAnswer.of(PartitionList([partition_item(each) for each in found.open]))
+
+
+class SegmentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which segments of a partition: those that begin at an offset or behind it."""
+
+    partition: Annotated[int, Meta(ge=0)] = 0
+    start: Annotated[int, Meta(ge=0, description="`next` of the page before.")] = 0
+    limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = LISTED
+
+
+async def get_segments(broker: Broker, request: Request) -> HttpAnswer:
+    """The log files and the history of a partition, a page at a time."""
+    query = request.query(SegmentQuery)
+    number = query.partition
+    found = await broker.service.segments(
+        request.principal, request.topic, number, start=query.start, limit=query.limit
+    )
+    local = [
+        LocalSegmentItem(start=each.start, end=each.end, bytes=each.bytes, sealed=each.sealed) for each in found.local
+    ]
+    history = [_history_item(number, each) for each in found.history]
+    return HttpAnswer.of(SegmentList(partition=number, local=local, history=history, next=found.next))
+
+
+def _history_item(partition: int, found: SegmentDescriptor) -> HistorySegmentItem:
+    gaps = [found.gap] if found.gap is not None else [Gap(*each, Reason.DAMAGED) for each in found.damaged]
+    is_stored = found.gap is None
+    return HistorySegmentItem(
+        kind=found.kind.value,
+        start=found.start,
+        end=found.end,
+        records=found.records,
+        bytes=found.bytes,
+        object=found.object_key or None,
+        status=found.status.value,
+        time_min=found.time_min if is_stored else None,
+        time_max=found.time_max if is_stored else None,
+        created_at=found.created_at,
+        load_id=found.load_id,
+        gaps=[GapItem.of(partition, gap) for gap in gaps],
+    )
 
 
 async def get_status(broker: Broker, request: Request) -> HttpAnswer:
@@ -100,6 +151,11 @@ ROUTES = (
     Route(
         method="GET", path=f"{TOPIC}/status", name="get_topic_status", summary="How the partitions of a topic fare",
         handler=get_topic_status, scopes=ANY, answer=PartitionList, tag="status", statuses=(404,),
+    ),
+    Route(
+        method="GET", path=f"{TOPIC}/segments", name="get_segments", summary="What a partition is stored in",
+        handler=get_segments, scopes=(AccessScope.ADMIN,), query=SegmentQuery, answer=SegmentList, tag="status",
+        statuses=(404,),
     ),
     Route(
         method="GET", path="/v1/status", name="get_status", summary="How the broker fares",

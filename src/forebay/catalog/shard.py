@@ -260,6 +260,19 @@ class ShardCatalog:
         """What stands in the store, in order; a replacement hides what it replaced, and no manifest is opened."""
         return self.standing().pieces
 
+    def page(self, start: int, limit: int) -> tuple[list[SegmentDescriptor], int | None]:
+        """The pieces that begin at `start` or behind it, at most `limit`, and where to go on if there are more.
+
+        For a look at a long history: each page is of its own moment, and no manifest is opened.
+        """
+        behind = self.keys.segment(start - 1) if start else None
+        entries = self.store.range(self.keys.segments, start_after=behind, limit=limit + 1)
+        is_more = len(entries) > limit and entries[-1].key != self.keys.cur
+        stored = [entry for entry in entries[:limit] if entry.key != self.keys.cur]
+        found = arranged(Piece(_decoded(entry, SegmentDescriptor)[0], entry.mod_revision) for entry in stored)[0]
+        pieces = [piece.descriptor for piece in found if piece.descriptor.topic_id == self._topic_id]
+        return pieces, found[-1].descriptor.end if is_more else None
+
     def extend(self, epoch: int, additions: Sequence[SegmentDescriptor]) -> None:
         """Add to the end of history, all or nothing, as the owner in `epoch`.
 

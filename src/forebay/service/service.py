@@ -24,6 +24,7 @@ from forebay.service.tokens import TokenBook
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.storage import BatchAck, Retained
 from forebay.storage.copying import Copied
+from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus, TopicStatus
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.wire.items import RecordColumns
@@ -272,6 +273,11 @@ class Service:
         """How the topic fares in this process."""
         self._check_any(who, name)
         return await (await self._topics.get(name)).status()
+
+    async def segments(self, who: Principal, name: TopicName, partition: int, *, start: int, limit: int) -> SegmentPage:
+        """What a partition is stored in. The names of objects are for those who look after the topic."""
+        check_may(who, AccessScope.ADMIN, name)
+        return await self._log.segments(name, partition, start=start, limit=limit)
 
     async def recovery(self, who: Principal, name: TopicName, partition: int) -> RecoveryDecision:
         """How a partition was recovered when it was opened."""

@@ -7,6 +7,8 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack
 
+from forebay.arguments import checked_partition
+from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import OwnedShard
@@ -15,8 +17,10 @@ from forebay.format.metadata.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.loads.service import Loads
 from forebay.metadata import MetadataStore
+from forebay.partitioning import check_partition
+from forebay.records import check_offset
 from forebay.settings import Settings
-from forebay.shard import refs_of
+from forebay.shard import ShardRef, refs_of
 from forebay.shard.ownership import MayOwn, anywhere
 from forebay.shard.seal import OnFile
 from forebay.storage.backend import Backend, WritableBackend
@@ -27,6 +31,7 @@ from forebay.storage.lifetime import Closing, Lifetime
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
 from forebay.storage.recovery import Progress, Recovered
+from forebay.storage.segments import SegmentPage, segment_page
 from forebay.storage.status import LogStatus, gauges, partition_statuses
 from forebay.storage.topic import Topic
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
@@ -263,6 +268,20 @@ class Storage:
         self._writable()
         bytes_max = self.settings.wal.frame_bytes_max // 2
         return copy_records(self.topic(source), self.topic(target), bytes_max=bytes_max, on_records=on_records)
+
+    def segments(self, name: str | TopicName, partition: int = 0, *, start: int = 0, limit: int = 1000) -> SegmentPage:
+        """What a partition is stored in, from offset `start` on: log files here, if it is open, and history.
+
+        For a server, in a thread that may wait for metadata. Acquires nothing and asks no store; each page is of its
+        own moment.
+        """
+        spec = self.topic(name).spec
+        check_offset(start)
+        check_partition(checked_partition(partition), spec.partitions)
+        prefix = self.settings.metadata.prefix
+        keys = ShardKeys(spec.namespace, spec.topic, partition, prefix)
+        catalog = ShardCatalog(self._backend.metadata, keys, spec.topic_id, clock=self._clock)
+        return segment_page(self._backend.shards.find(ShardRef(spec, partition)), catalog, start, limit)
 
     @property
     def path(self) -> str | None:

@@ -334,6 +334,48 @@ class PartitionList(msgspec.Struct, frozen=True):
     partitions: list[PartitionItem]
 
 
+class LocalSegmentItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A log file `[start, end)` on the disk of the broker."""
+
+    start: int
+    end: int
+    bytes: int | None
+    """`null` if its index cannot be read."""
+    sealed: bool
+    """Whether it is complete and has an index: it can become history."""
+
+
+class HistorySegmentItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece `[start, end)` of the history of a partition; a gap has a reason and nothing that is stored."""
+
+    kind: str
+    """`frames`, `parquet`, `gap`, or `manifest` for a list of older pieces."""
+    start: int
+    end: int
+    records: int
+    bytes: int
+    object: str | None
+    """The key of the object in the store."""
+    status: str
+    time_min: int | None
+    time_max: int | None
+    created_at: int
+    load_id: str | None
+    """The bulk load that brought it."""
+    gaps: list[GapItem]
+    """The gap that it is, or the first ranges that were damaged when it was sealed."""
+
+
+class SegmentList(msgspec.Struct, frozen=True, kw_only=True):
+    """What a partition is stored in. With `next`, ask again with `start` set to it; without, there is no more."""
+
+    partition: int
+    local: list[LocalSegmentItem]
+    """Log files of the broker, if it has the partition open."""
+    history: list[HistorySegmentItem]
+    next: int | None
+
+
 class WorkerItem(msgspec.Struct, frozen=True, kw_only=True):
     """How a background worker fares."""
 
