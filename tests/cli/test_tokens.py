@@ -97,3 +97,21 @@ def test_no_directory_is_made_to_look_into(shell: Shell) -> None:
         assert refused.code == 2 and "is not a Forebay data directory" in refused.err
     assert not shell.directory.exists()
     assert Shell(Path(":memory:")).run("token", "create", "a", "--scope", "read", "--topics", "*").code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--scope", "root", "--topics", "shop/"], ["--scope", "read", "--topics", "shop"]],
+    ids=["scope", "prefix"],
+)
+def test_a_creation_that_is_refused_makes_no_directory(shell: Shell, words: list[str]) -> None:
+    assert shell.run("token", "create", "billing", *words).code == 2
+    assert not shell.directory.exists()
+
+
+def test_tokens_that_ended_lately_are_not_pruned(shell: Shell) -> None:
+    create(shell)
+    [token] = shell.ok("token", "list", "--json").items
+    shell.ok("token", "revoke", token["id"])
+    assert shell.ok("token", "prune").out == ""
+    assert len(shell.ok("token", "list", "--json").items) == 1

@@ -22,7 +22,7 @@ from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import Delete, MemoryMetadata, Put
 from forebay.metadata.sqlite import SqliteMetadata
 from forebay.service.principals import AccessScope, Principal
-from forebay.service.tokens import AccessToken, NewToken, TokenBook, Tokens, TokenState
+from forebay.service.tokens import KEPT_DAYS, AccessToken, NewToken, TokenBook, Tokens, TokenState
 from forebay.storage.definitions import FOLLOW_SECONDS
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
@@ -378,3 +378,27 @@ def test_a_secret_is_shown_nowhere(server: Server, caplog: pytest.LogCaptureFixt
         assert secret not in str(refusal.value)
     assert secret[4:].encode() not in pickle.dumps(made.token)
     assert secret not in msgspec.json.encode(made.token).decode()
+
+
+def test_tokens_that_ended_long_ago_are_removed_and_no_others(server: Server) -> None:
+    day_ms = 86_400_000
+    tokens = Tokens(server.inner, PREFIX, server.clock)
+    now = server.clock.now_ms()
+    valid = create(tokens, "valid")
+    later = create(tokens, "later", expires_at=now + 100 * day_ms)
+    expired = create(tokens, "expired", expires_at=now + day_ms)
+    revoked = create(tokens, "revoked", expires_at=now + 100 * day_ms)
+    tokens.revoke(revoked.token.token_id)
+
+    server.clock.advance(KEPT_DAYS * 86_400 - 1)
+    lately = create(tokens, "lately")
+    tokens.revoke(lately.token.token_id)
+    assert tokens.prune() == []
+    server.clock.advance(2 * 86_400)
+
+    assert {token.name for token in tokens.prune()} == {"expired", "revoked"}
+    assert {token.name for token in tokens.all()} == {"valid", "later", "lately"}
+    server.book.step()
+    assert {server.look(made).name for made in (valid, later)} == {"valid", "later"}
+    with pytest.raises(Unauthenticated):
+        server.look(expired)

@@ -20,7 +20,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Create, list and revoke the tokens of callers of a server.",
+    help="Create, list, revoke and prune the tokens of callers of a server.",
 )
 
 
@@ -56,9 +56,14 @@ def create(
     Works while a server has the directory open; the server accepts the token within a second. The data directory is
     made if there is none, unless etcd keeps the metadata: then none is needed.
     """
+    from forebay.clock import SystemClock
+    from forebay.service.tokens import draft_token
+
     expires_at = None if expires is None else parse_time(expires, "--expires")
+    # Checked first: a call that is refused makes no data directory.
+    made = draft_token(SystemClock(), name, scopes=scopes, prefixes=prefixes, expires_at=expires_at)
     with _tokens(run, is_changed=True, create=True) as tokens:
-        made = tokens.create(name, scopes=scopes, prefixes=prefixes, expires_at=expires_at)
+        tokens.add(made.token)
     if as_json:
         say_json({**_item(made.token), "secret": made.secret.reveal()})
     else:
@@ -106,6 +111,18 @@ def revoke(
         say_json(_item(token))
     else:
         say(f"{token.token_id} of {token.name} is revoked")
+
+
+@command(app, "prune", examples=["forebay token prune"])
+def prune(run: Invocation, *, as_json: AsJson = False) -> None:
+    """Remove tokens that were revoked or have expired over 30 days ago. The list shows the others."""
+    with _tokens(run, is_changed=True) as tokens:
+        removed = tokens.prune()
+    for token in removed:
+        if as_json:
+            say_json(_item(token))
+        else:
+            say(f"{token.token_id} of {token.name} is removed")
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from forebay.errors import (
 from forebay.format.metadata.keys import token_key, tokens_prefix
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.locks import Rank, RankedLock
-from forebay.metadata import Absent, Compacted, Entry, MetadataStore, Put, RevisionIs, Watch
+from forebay.metadata import Absent, Compacted, Delete, Entry, MetadataStore, Put, RevisionIs, Watch
 from forebay.service.principals import AccessScope, Principal, parse_prefix
 from forebay.storage.definitions import FOLLOW_SECONDS
 from forebay.workers import STOP_SECONDS, Worker, WorkerStatus
@@ -48,6 +48,8 @@ SECRET_CHARACTERS_MAX: Final = 128
 """A longer text is no secret and is not hashed."""
 NAME_CHARACTERS_MAX: Final = 100
 PREFIXES_MAX: Final = 100
+KEPT_DAYS: Final = 30
+"""For so long a list still shows a token that has ended; then it may be removed."""
 
 _ID_BYTES: Final = 8
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_CHARACTERS_MAX}}}")
@@ -123,6 +125,24 @@ class NewToken(NamedTuple):
     secret: TokenSecret
 
 
+def draft_token(
+    clock: Clock, name: str, *, scopes: Iterable[str], prefixes: Iterable[str], expires_at: int | None = None
+) -> NewToken:
+    """A token that is stored nowhere yet, with the only copy of its secret; `Invalid` if it could not be used."""
+    drawn = base64.urlsafe_b64encode(clock.random_bytes(SECRET_BYTES)).decode().rstrip("=")
+    token = AccessToken(
+        token_id=clock.random_bytes(_ID_BYTES).hex(),
+        name=_name(name),
+        secret_sha256=_digest(f"{SECRET_BEGIN}{drawn}").hex(),
+        scopes=tuple(sorted({AccessScope.parse(scope) for scope in scopes})),
+        prefixes=tuple(sorted({parse_prefix(prefix) for prefix in prefixes})),
+        created_at=clock.now_ms(),
+        expires_at=expires_at,
+    )
+    _check(token)
+    return NewToken(token, TokenSecret(f"{SECRET_BEGIN}{drawn}"))
+
+
 class Tokens:
     """The tokens in the metadata store. Each call reads or writes the store, in the caller's thread, without a lock."""
 
@@ -133,28 +153,18 @@ class Tokens:
         self._clock = clock
 
     def create(
-        self,
-        name: str,
-        *,
-        scopes: Iterable[str],
-        prefixes: Iterable[str],
-        expires_at: int | None = None,
+        self, name: str, *, scopes: Iterable[str], prefixes: Iterable[str], expires_at: int | None = None
     ) -> NewToken:
-        """Make a token; on return it is stored, and its secret is in the answer and nowhere else.
+        """Make a token; see `draft_token` and `add`."""
+        made = draft_token(self._clock, name, scopes=scopes, prefixes=prefixes, expires_at=expires_at)
+        self.add(made.token)
+        return made
+
+    def add(self, token: AccessToken) -> None:
+        """Store a new token.
 
         After `Indeterminate` a token of this name may be stored whose secret is lost: list and revoke it.
         """
-        drawn = base64.urlsafe_b64encode(self._clock.random_bytes(SECRET_BYTES)).decode().rstrip("=")
-        token = AccessToken(
-            token_id=self._clock.random_bytes(_ID_BYTES).hex(),
-            name=_name(name),
-            secret_sha256=_digest(f"{SECRET_BEGIN}{drawn}").hex(),
-            scopes=tuple(sorted({AccessScope.parse(scope) for scope in scopes})),
-            prefixes=tuple(sorted({parse_prefix(prefix) for prefix in prefixes})),
-            created_at=self._clock.now_ms(),
-            expires_at=expires_at,
-        )
-        _check(token)
         key, value = token_key(token.token_id, prefix=self._prefix), encode_value(token)
 
         def put(entry: Entry | None) -> Write[None] | Done[None]:
@@ -164,8 +174,8 @@ class Tokens:
                 raise Conflict(f"token {token.token_id} exists already: create it again, it then gets another id")
             return Done(None)
 
-        transact(self._store, lambda: self._store.get(key), put, what=f"token {name} is not created", clock=self._clock)
-        return NewToken(token, TokenSecret(f"{SECRET_BEGIN}{drawn}"))
+        what = f"token {token.name} is not created"
+        transact(self._store, lambda: self._store.get(key), put, what=what, clock=self._clock)
 
     def all(self) -> list[AccessToken]:
         """Every token as stored, also revoked and expired ones, oldest first; those that cannot be read are logged."""
@@ -190,6 +200,18 @@ class Tokens:
 
         what = f"token {token_id!a:.80} is not revoked"
         return transact(self._store, lambda: self._store.get(key), revoked, what=what, clock=self._clock)
+
+    def prune(self) -> list[AccessToken]:
+        """Remove the tokens that ended, by revocation or expiry, over `KEPT_DAYS` ago; which ones."""
+        before = self._clock.now_ms() - KEPT_DAYS * 86_400_000
+        removed = []
+        for token in self.all():
+            ends = [at for at in (token.revoked_at, token.expires_at) if at is not None]
+            if ends and min(ends) < before:
+                # None of them is accepted any more, and no change makes one valid again: no need to compare.
+                self._store.transaction([], [Delete(token_key(token.token_id, prefix=self._prefix))])
+                removed.append(token)
+        return removed
 
 
 class _Accepted(NamedTuple):
