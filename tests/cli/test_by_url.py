@@ -249,7 +249,7 @@ def test_the_environment_names_a_broker(url: str, monkeypatch: pytest.MonkeyPatc
     assert "shop/orders" in _by_url(url, "topic", "list").out
 
 
-@pytest.mark.parametrize("path", sorted({" ".join(path) for path, _ in COMMANDS} - BY_URL - {"conformance"}))
+@pytest.mark.parametrize("path", sorted({" ".join(path) for path, _ in COMMANDS} - BY_URL - {"conformance", "top"}))
 def test_a_command_that_needs_the_files_refuses(path: str) -> None:
     words = {**WORDS, **ON_SPARK, "topic move": "shop/orders --to other", "serve": ""}[path]
 

@@ -114,8 +114,8 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_command_is_tried() -> None:
-    # A move names two directories, a server runs until it is stopped, and the check of one has no directory.
-    apart = ["conformance", "serve", "topic move"]
+    # A move names two directories, a server runs until it is stopped, and looks at one have no directory.
+    apart = ["conformance", "serve", "top", "topic move"]
     assert sorted([*WORDS, *ON_SPARK, *apart]) == sorted(" ".join(path) for path, _ in COMMANDS)
 
 

@@ -19,6 +19,7 @@ from forebay.cli import (
     serving,
     shards,
     tokens,
+    top,
     topics,
     usage,
 )
@@ -100,6 +101,7 @@ usage.register(app)
 inspecting.register(app)
 doctor.register(app)
 serving.register(app)
+top.register(app)
 conforming.register(app)
 
 
