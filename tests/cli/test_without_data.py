@@ -55,6 +55,7 @@ WORDS: Final = {
     "token create": "billing --scope read --topics shop/",
     "token list": "",
     "token revoke": "0123456789abcdef",
+    "token prune": "",
     "pipeline run": "p.yml --dry-run",
     "pipeline plan": "p.yml",
     "pipeline register": "shop/orders --dry-run",

@@ -121,7 +121,9 @@ class Router:
             methods = shape.methods.get(tuple(shape.fixed_of(parts)))
             if methods is None:
                 continue
-            found = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
+            found = methods.get(method)
+            if method == "HEAD" and "GET" in methods and not methods["GET"][0].is_stream:
+                found = methods["GET"]
             if found is not None:
                 route, labels = found
                 return FoundRoute(route, dict(zip(labels, shape.named_of(parts), strict=True)))
