@@ -13,12 +13,13 @@ from typing import Self, TypeVar, Unpack
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
-from forebay.errors import Closed, Conflict, Moved
+from forebay.errors import Closed, Conflict, Corrupt, DataLoss, Moved, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import ShardState
 from forebay.live import WatchedTopic, Watcher
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
+from forebay.shard import ShardRef
 from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
@@ -97,6 +98,10 @@ class AsyncLog:
     def known_topic(self, name: TopicName) -> TopicSpec | None:
         """See `Storage.known_topic`: for event loops."""
         return self._log.known_topic(name)
+
+    def is_open(self, ref: ShardRef) -> bool:
+        """See `Storage.is_open`: for event loops."""
+        return self._log.is_open(ref)
 
     def watcher(self, sources: Sequence[WatchedTopic[T]], *, outbox_bytes_max: int) -> Watcher[T]:
         """Follow topics, as `AsyncTopic.watched` gives them, with one task for all."""
@@ -243,11 +248,11 @@ class AsyncLog:
 def _with_shards(find: Callable[[], Topic]) -> Topic:
     """The topic with every shard of this directory open, so that the first append need not wait for a worker.
 
-    A shard in the memory or the database of another directory keeps no caller from the topic: its use says why it
-    cannot be read here, and an append may take it over.
+    A shard that cannot be opened keeps no caller from the others of its topic: its use tries again, and says why. One
+    in the memory or the database of another directory cannot be read here, and an append may take it over.
     """
     topic = find()
     for partition in range(topic.partitions):
-        with suppress(Moved, Conflict):
+        with suppress(Moved, Conflict, Corrupt, DataLoss, Unavailable, UnsupportedFormat):
             topic.offsets(partition)
     return topic

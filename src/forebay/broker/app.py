@@ -92,8 +92,11 @@ class Broker:
 
     @property
     def degraded(self) -> tuple[FailedShard, ...]:
-        """Shards that could not be opened."""
-        return () if self.recovered is None else self.recovered.failed
+        """Shards that could not be opened, and were not since."""
+        service = self._service
+        if self.recovered is None or service is None:
+            return ()
+        return tuple(failed for failed in self.recovered.failed if not service.is_open(failed.ref))
 
     def quota_counts(self) -> QuotaCounts:
         """What callers have under way."""

@@ -284,6 +284,10 @@ class Service:
         self._check_any(who, name)
         return await (await self._topics.get(name)).recovery(partition)
 
+    def is_open(self, ref: ShardRef) -> bool:
+        """Whether this process owns the shard and has it open. Reads nothing but memory."""
+        return self._log.is_open(ref)
+
     async def status(self, who: Principal) -> LogStatus:
         """How the whole log fares."""
         check_may(who, AccessScope.ADMIN, None)

@@ -160,6 +160,11 @@ class Storage:
         self._lifetime.check()
         return self._backend.definitions.known(name)
 
+    def is_open(self, ref: ShardRef) -> bool:
+        """Whether this process owns a shard and has it open. Takes no lock, and opens nothing."""
+        self._lifetime.check()
+        return self._backend.shards.find(ref) is not None
+
     def alter_topic(
         self, name: str | TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]
     ) -> TopicSpec:
