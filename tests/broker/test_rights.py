@@ -188,3 +188,15 @@ def test_a_revoked_token_is_refused_soon(served: Served) -> None:
         tokens.revoke(made.token.token_id)
         while client.get("/v1/topics").status_code != 401:
             pass
+
+
+def test_an_idempotency_key_of_one_caller_is_not_that_of_another(served: Served) -> None:
+    found = []
+    for caller in ("write-shop", "write-all", "write-shop"):
+        with served.client(caller) as client:
+            answer = client.post(
+                "/v1/topics/shop/copy/records", json=[{"value": caller}], headers={"idempotency-key": "the same"}
+            )
+            assert answer.status_code == 200, answer.text
+            found.append(answer.json()["ranges"])
+    assert found[0] == found[2] != found[1]

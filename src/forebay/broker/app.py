@@ -30,7 +30,7 @@ from forebay.service.quotas import QuotaCounts
 from forebay.service.service import Service
 from forebay.settings import ServerSettings
 from forebay.storage.recovery import FailedShard, Recovered
-from forebay.wire.errors import SentError, encode_error, encode_refusal
+from forebay.wire.errors import SentError, encode_error, encode_refusal, public_message
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,10 @@ class Broker:
     def uptime_s(self) -> float:
         """For how long the process has been serving."""
         return self.clock.monotonic() - self._began
+
+    def public_message(self, error: BaseException) -> str:
+        """What any caller may read of an error."""
+        return public_message(error, private=self._private)
 
     @property
     def degraded(self) -> tuple[FailedShard, ...]:

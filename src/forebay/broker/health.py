@@ -32,7 +32,10 @@ async def get_ready(broker: Broker, request: Request) -> HttpAnswer:
     request.query(NoQuery)
     if broker.phase is not BrokerPhase.READY:
         raise broker.not_ready()
-    degraded = [DegradedShard(str(each.ref.spec.name), each.ref.partition, str(each.error)) for each in broker.degraded]
+    degraded = [
+        DegradedShard(str(each.ref.spec.name), each.ref.partition, broker.public_message(each.error))
+        for each in broker.degraded
+    ]
     return HttpAnswer.of(Ready(ready=True, replay_progress=1.0, degraded=degraded))
 
 

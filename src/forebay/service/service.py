@@ -185,7 +185,8 @@ class Service:
     ) -> TopicSpec:
         """Create a topic; its definition."""
         check_may(who, AccessScope.ADMIN, name)
-        await self._check_room_for_topic(who)
+        if not exist_ok or self._log.known_topic(name) is None:
+            await self._check_room_for_topic(who)
         topic = await self._log.create_topic(
             name,
             partitions=partitions,

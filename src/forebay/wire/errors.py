@@ -128,6 +128,11 @@ def encode_refusal(code: str, message: str) -> bytes:
     return msgspec.json.encode(ErrorBody(ErrorItem(code, message)))
 
 
+def public_message(error: BaseException, *, private: Iterable[str] = ()) -> str:
+    """What a caller may read of an error, as in `encode_error`."""
+    return str(_public(str(error), private))
+
+
 def decode_error(status: int, body: bytes) -> ForebayError:
     """The error that an answer carries. A body that is not ours, a proxy's say, is judged by the status alone."""
     try:
