@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 from collections.abc import Iterator
@@ -132,7 +133,8 @@ SCRIPTS: Final = {
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable names a place, and a broker that is not there is soon given up."""
+    """No variable names a place, an absent broker is soon given up, and one in this process audits nothing."""
+    monkeypatch.setattr(logging.getLogger("forebay.audit"), "disabled", True)
     for name in (DIRECTORY_VARIABLE, URL_VARIABLE, brokers.TOKEN_VARIABLE, brokers.AUTHORITY_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(brokers, "REACH_SECONDS", 0.2)
