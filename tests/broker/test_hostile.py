@@ -179,6 +179,18 @@ BOMB: Final = b"[" + b" " * (64 * MIB)
         ("gzip, gzip", b"[]", 422),
         ("br", b"[]", 422),
     ],
+    ids=[
+        "gzip that grows without end",
+        "gzip in gzip",
+        "gzip that was cut",
+        "gzip twice",
+        "zlib, not gzip",
+        "zstd that grows without end",
+        "zstd that was cut",
+        "not zstd",
+        "two encodings",
+        "an unknown encoding",
+    ],
 )
 def test_a_compressed_body_is_limited_by_what_comes_out(
     hostile: HostileClient, encoding: str, body: bytes, status: int
