@@ -138,7 +138,8 @@ def test_a_handshake_that_never_ends_is_cut_off_in_time(tmp_path: Path, files: F
     with serving(tmp_path, files, request_timeout_ms=200) as broker, connect(broker) as silent:
         silent.sendall(b"\x16\x03\x01")
         assert silent.recv(1) == b"", "closed by the server"
-        assert broker.process.guard.connections == 0
+        while broker.process.guard.connections:
+            pass  # until the loop has seen the end of what it has closed
 
 
 def test_connections_count_before_their_handshake(tmp_path: Path, files: Files) -> None:
