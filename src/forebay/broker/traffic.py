@@ -37,7 +37,7 @@ LAG_SECONDS: Final = 0.1
 
 
 class LoopLag:
-    """How late the event loop comes to what is due: the longest since the last look, and the longest of all."""
+    """How late the event loop comes to what is due: the longest since the last look."""
 
     def __init__(self) -> None:
         self._longest = 0.0

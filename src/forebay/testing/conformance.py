@@ -1,6 +1,6 @@
 """Whether a running broker keeps the contract of the HTTP API: a black-box suite, for any broker behind a URL.
 
-    with httpx.Client(base_url="http://127.0.0.1:7070") as client:
+    with httpx.Client(base_url="http://127.0.0.1:7878") as client:
         for done in run_checks(client):
             print(done.name, done.failure or "ok")
 
