@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+import forebay
 from tests.support.brokers import RunningBroker, running_broker
 
 _PAGE: Final = Path(__file__).parents[2] / "docs" / "broker.md"
@@ -56,5 +57,6 @@ def test_a_command_of_the_guide_works(served: tuple[Path, RunningBroker], comman
 def test_an_example_of_the_guide_runs(
     served: tuple[Path, RunningBroker], example: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exec(compile(example.replace("http://127.0.0.1:7878", served[1].url), _PAGE.name, "exec"), {})
+    names = {"__name__": "__main__", "forebay": forebay}
+    exec(compile(example.replace("http://127.0.0.1:7878", served[1].url), _PAGE.name, "exec"), names)
     assert capsys.readouterr().out
