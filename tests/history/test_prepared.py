@@ -17,9 +17,8 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.disk import replace_file
 from forebay.errors import Corrupt, ForebayError, Invalid
 from forebay.format.checksum import content_hash
-from forebay.format.columns.arrow import ARROW_SCHEMA
+from forebay.format.columns.arrow import ARROW_SCHEMA, encode_stored
 from forebay.format.columns.rows import ColumnBytes, Row, encode_rows
-from forebay.format.frame.batch import encode_arrow
 from forebay.format.frame.head import HEAD_SIZE
 from forebay.format.index.hashing import hash_bytes
 from forebay.format.index.sections import SectionKind, encode_index
@@ -129,7 +128,7 @@ def test_record_batches_are_prepared_as_their_rows_are(rows: list[Row], chosen: 
     batches = [part for part in (whole[:cut], whole[cut:]) if part.num_rows]
     segment = PreparedSegment(HEADER)
 
-    content = b"".join(segment.chunks(encode_arrow(batch, 0) for batch in batches))
+    content = b"".join(segment.chunks(encode_stored(batch) for batch in batches))
 
     assert (content, segment.index()[0]) == prepared_bytes([rows])
 
