@@ -61,7 +61,7 @@ def test_every_job_runs_and_reports(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_damage_has_its_code_and_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
-    flip(next((shell.directory / "shards").rglob("*.seg")), -60)
+    flip(min((shell.directory / "shards").rglob("*.seg")), -60)
 
     damaged = shell.run("pipeline", "scrub", "--json")
     refused = shell.run("pipeline", "lake", "shop/orders")

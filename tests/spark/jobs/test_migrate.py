@@ -359,7 +359,7 @@ def test_kills_at_every_step_cost_no_record(tmp_path: Path, kind: str, steps: tu
 def test_damage_stays_behind_and_its_partition_is_not_switched(tmp_path: Path, here: None) -> None:
     data = tmp_path / "data"
     _fill(data, LOCAL)
-    victim = next((data / "shards").glob("*_1/*.seg"))
+    victim = min((data / "shards").glob("*_1/*.seg"))
     flip(victim, -60)
     to = Location.of(data, _file(tmp_path, "new", _shared(tmp_path, "new")))
 
