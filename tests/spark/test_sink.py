@@ -116,7 +116,7 @@ def test_without_the_ids_that_spark_shows_its_tasks_nothing_is_written(monkeypat
 
     monkeypatch.setattr("forebay.spark.sink.TaskContext.get", Untold)
 
-    with pytest.raises(Unsupported, match="has not told its task the local property streaming.sql.batchId"):
+    with pytest.raises(Unsupported, match="has not given its task the local property streaming.sql.batchId"):
         sink.sink_of_task()
 
 
