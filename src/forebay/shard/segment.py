@@ -226,15 +226,10 @@ class SegmentShard:
         self.ref = ShardRef(spec, self.ref.partition)
         self._eviction.limits = Limits.of(spec, self._retention)
 
-    @property
-    def is_session_over(self) -> bool:
-        """Whether the session in which the shard was acquired has ended, and the shard does not know yet."""
-        still_owner = self.wal.still_owner
-        return self.wal.fenced is None and still_owner is not None and not still_owner()
-
     def check_owner(self) -> None:
         """Stop for ever if the session in which the shard was acquired has ended."""
-        if self.is_session_over:
+        still_owner = self.wal.still_owner
+        if self.wal.fenced is None and still_owner is not None and not still_owner():
             self.wal.fence("the session in which it was acquired has ended")
 
     def rotate(self) -> None:

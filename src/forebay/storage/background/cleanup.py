@@ -83,14 +83,11 @@ class CleanupWorker:
     def step(self) -> None:
         """Everything that is due. May run in two threads, if the first is stuck: each part is begun by one of them."""
         self._relieve()
-        # Of thousands of shards nearly none has lost its session: the look alone costs little.
         for shard in self._engines.segment.shards():
-            if shard.is_session_over:
-                self._for_shard(shard, shard.check_owner)
+            self._for_shard(shard, shard.check_owner)
         for ephemeral in self._engines.memory.shards():
-            if ephemeral.is_session_over:
-                # They go on in a new session, or end if another owner has had them.
-                self._for_shard(ephemeral, ephemeral.check_owner)
+            # They go on in a new session, or end if another owner has had them.
+            self._for_shard(ephemeral, ephemeral.check_owner)
         self._safely(self._loads.step)
         now = self._clock.monotonic()
         if self._is_finishing_due(now):
