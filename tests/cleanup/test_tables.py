@@ -72,11 +72,11 @@ def test_an_old_list_does_not_stay_where_the_answer_was_lost() -> None:
 def test_topic_created_anew_has_none() -> None:
     store, metadata = SimulatedBlobs(), MemoryMetadata()
     TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16, clock=ManualClock()).put(FEW, store)
-    anew = TableObjects(metadata, "/forebay", "shop", "orders", "cd" * 16, clock=ManualClock())
+    recreated = TableObjects(metadata, "/forebay", "shop", "orders", "cd" * 16, clock=ManualClock())
 
-    assert anew.objects(store) == frozenset()
-    anew.put(MANY, store)
-    assert anew.objects(store) == MANY
+    assert recreated.objects(store) == frozenset()
+    recreated.put(MANY, store)
+    assert recreated.objects(store) == MANY
 
 
 def test_whose_turn_is_over_changes_nothing() -> None:
