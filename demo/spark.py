@@ -15,10 +15,7 @@ from matplotlib.figure import Figure
 from pyspark.sql import functions as sql
 
 import forebay
-from forebay.compacting.planning import Rules
-from forebay.spark import table
-from forebay.spark.jobs import compaction
-from forebay.spark.location import Location
+from forebay.spark import Location, Rules, compact, table
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.running import Running
@@ -107,7 +104,7 @@ def compact_and_ask(spark: SparkSession, data: Path) -> Compacted:
         log.topic(ORDERS).rotate()
         log.export_topic(ORDERS)
     begun = time.perf_counter()
-    report = compaction.run(spark, Location.of(data), [ORDERS], rules=Rules(settle_ms=0, segments_min=1))
+    report = compact(spark, Location.of(data), [ORDERS], rules=Rules(settle_ms=0, segments_min=1))
     compacted = time.perf_counter()
     orders = table(spark, ORDERS, path=str(data), columns="timestamp,tag,value")
     minute = sql.window("timestamp", "1 minute").getField("start").alias("minute")

@@ -71,8 +71,7 @@ def _rows(spark: SparkSession, count: int) -> DataFrame:
 
 def _make(spark: SparkSession, place: Path, count: int) -> None:
     """The same rows for everybody; what compaction made of the topic lies beside the topic as it was."""
-    from forebay.spark.jobs import compaction
-    from forebay.spark.location import Location
+    from forebay.spark import Location, compact
 
     rows = _rows(spark, count)
     with_bloom = {"parquet.bloom.filter.enabled#key": "true", "parquet.bloom.filter.expected.ndv#key": str(KEYS)}
@@ -85,7 +84,7 @@ def _make(spark: SparkSession, place: Path, count: int) -> None:
         with forebay.open(str(place / directory)) as log:
             log.create_topic(TOPIC)
         _load(rows, place / directory)
-    compaction.run(spark, Location.of(place / "compacted"), [TOPIC], rules=AT_ONCE)
+    compact(spark, Location.of(place / "compacted"), [TOPIC], rules=AT_ONCE)
 
 
 def _load(rows: DataFrame, place: Path) -> None:
@@ -270,8 +269,7 @@ def _loads(plan: Plan, spark: SparkSession) -> Iterator[Result]:
 
 def _sizes(plan: Plan, spark: SparkSession) -> Iterator[Result]:
     """What events as shops send them take: as frames, as compressed frames, and compacted."""
-    from forebay.spark.jobs import compaction
-    from forebay.spark.location import Location
+    from forebay.spark import Location, compact
 
     count = min(plan.sizes.spark_records, 500_000)
     events = [_event(number) for number in range(count)]
@@ -286,7 +284,7 @@ def _sizes(plan: Plan, spark: SparkSession) -> Iterator[Result]:
             topic.rotate()
             log.export_topic(TOPIC)
         if name == "compacted":
-            compaction.run(spark, Location.of(place), [TOPIC], rules=AT_ONCE)
+            compact(spark, Location.of(place), [TOPIC], rules=AT_ONCE)
             taken[name] = sum(file.stat().st_size for file in place.rglob("*.parquet"))
         else:
             taken[name] = sum(file.stat().st_size for file in place.rglob("*.seg"))

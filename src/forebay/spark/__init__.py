@@ -1,11 +1,90 @@
-"""Topics as Spark tables: plan which offsets each task reads, and read them as Arrow.
+"""Topics in Spark: read and write them as tables and streams, run pipelines over them, and jobs over their history.
 
-The only room that knows Spark. `forebay.spark.session()` gives a session to begin with; any other finds the
-source by the name "forebay" once the package is installed.
+Programs import from here alone; the modules below are Forebay's own. The only room that knows Spark.
+`forebay.spark.session()` gives a session to begin with; any other finds the source by the name "forebay" once the
+package is installed.
 """
+
+from __future__ import annotations
+
+import importlib as _importlib
+import typing as _typing
 
 from forebay.spark.frames import read
 from forebay.spark.session import session
 from forebay.spark.table import table
 
-__all__ = ["read", "session", "table"]
+if _typing.TYPE_CHECKING:
+    from forebay.compacting.planning import Rules
+    from forebay.spark import pipelines
+    from forebay.spark.iceberg import open_catalog
+    from forebay.spark.jobs.backfill import run as backfill
+    from forebay.spark.jobs.compaction import run as compact
+    from forebay.spark.jobs.migrate import run as migrate
+    from forebay.spark.jobs.profile import run as profile
+    from forebay.spark.jobs.reindex import run as reindex
+    from forebay.spark.jobs.reports import JobReport
+    from forebay.spark.jobs.scrub import run as scrub
+    from forebay.spark.jobs.sources import Files, Frame, Table
+    from forebay.spark.location import Location
+    from forebay.spark.registering import run as register
+    from forebay.spark.source import ForebayDataSource
+
+__all__ = [
+    "Files",
+    "ForebayDataSource",
+    "Frame",
+    "JobReport",
+    "Location",
+    "Rules",
+    "Table",
+    "backfill",
+    "compact",
+    "migrate",
+    "open_catalog",
+    "pipelines",
+    "profile",
+    "read",
+    "register",
+    "reindex",
+    "scrub",
+    "session",
+    "table",
+]
+
+_HOMES = {
+    "Files": "forebay.spark.jobs.sources:Files",
+    "ForebayDataSource": "forebay.spark.source:ForebayDataSource",
+    "Frame": "forebay.spark.jobs.sources:Frame",
+    "JobReport": "forebay.spark.jobs.reports:JobReport",
+    "Location": "forebay.spark.location:Location",
+    "Rules": "forebay.compacting.planning:Rules",
+    "Table": "forebay.spark.jobs.sources:Table",
+    "backfill": "forebay.spark.jobs.backfill:run",
+    "compact": "forebay.spark.jobs.compaction:run",
+    "migrate": "forebay.spark.jobs.migrate:run",
+    "open_catalog": "forebay.spark.iceberg:open_catalog",
+    "pipelines": "forebay.spark.pipelines:",
+    "profile": "forebay.spark.jobs.profile:run",
+    "register": "forebay.spark.registering:run",
+    "reindex": "forebay.spark.jobs.reindex:run",
+    "scrub": "forebay.spark.jobs.scrub:run",
+}
+"""Where the public names live, each as module:name."""
+
+
+if not _typing.TYPE_CHECKING:  # else a misspelt name would pass for one that is found here
+
+    def __getattr__(name: str) -> object:
+        """Load a module when its first name is asked for: a task that reads needs few of them."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, _, attribute = _HOMES[name].partition(":")
+        home = _importlib.import_module(module)
+        found: object = getattr(home, attribute) if attribute else home
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
