@@ -1,0 +1,490 @@
+"""The unfinished records of one partition of a subscription: which are due, with whom, and what is done.
+
+A pure state machine over offsets: no payloads, no clock, no lock, no input or output. Each offset from the cursor to
+the end of the window is in one state:
+
+    offer ─▸ READY ── take ──▸ HELD by a consumer ── ack ──▸ DONE
+               ▴                 │  ack time-out, or the consumer leaves: READY again
+               └── DELAYED ◂─────┤  nack: READY again after a delay
+                                 └▸ SPENT: delivered `deliveries_max` times; it is not delivered any more
+
+The cursor is the first offset that is not done: everything below it is. Times are whole milliseconds of a clock that
+never goes back. An unfinished record costs about 20 bytes in arrays, whatever its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.format.control.offsets import OffsetSet
+from forebay.records import OFFSET_MAX
+
+READY: Final = 0
+HELD: Final = 1
+DELAYED: Final = 2
+DONE: Final = 3
+SPENT: Final = 4
+
+SLOTS: Final = 4096
+"""Keys fall into so many slots; the records of one slot are with one consumer at a time."""
+KEYLESS: Final = SLOTS
+"""The slot of records without a key, which any consumer may have at any time."""
+ATTEMPTS_MAX: Final = 65_535
+_BLOCK: Final = 4096
+_NEVER: Final = 2**62
+_SPARE: Final = 64
+
+T = TypeVar("T", bound=np.generic)
+
+Indexes: TypeAlias = npt.NDArray[np.intp]
+Slots: TypeAlias = npt.NDArray[np.uint16]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowLimits:
+    """How many records a window holds, and how a record that is not acknowledged is delivered again."""
+
+    records_max: int = 4_000
+    """Offsets from the cursor to the end of the window."""
+    ack_timeout_ms: int = 30_000
+    backoff_min_ms: int = 1_000
+    """The delay after the first nack; each further one doubles it."""
+    backoff_max_ms: int = 60_000
+    deliveries_max: int | None = None
+
+
+class Taken(NamedTuple):
+    """Records that a consumer holds from now on: their offsets in order, and how often each was delivered by now."""
+
+    offsets: list[int]
+    attempts: list[int]
+
+
+class WindowCounts(NamedTuple):
+    """How many records of a window are in each state that is not `DONE`."""
+
+    ready: int
+    held: int
+    delayed: int
+    spent: int
+
+
+class _KeySlots:
+    """With which consumer the records of each slot are, so that a key is never with two at once."""
+
+    def __init__(self) -> None:
+        self._holder = np.zeros(SLOTS + 1, np.int64)
+        self._held = np.zeros(SLOTS + 1, np.int32)
+        self._delayed = np.zeros(SLOTS + 1, np.int32)
+
+    def free_for(self, consumer: int, slots: Slots) -> Mask:
+        """Which of these a consumer may take: no other has a record of the slot, and none waits for its delay."""
+        with_it: Mask = (self._held[slots] == 0) | (self._holder[slots] == consumer)
+        undelayed: Mask = self._delayed[slots] == 0
+        return with_it & undelayed
+
+    def hold(self, consumer: int, slots: Slots) -> None:
+        self._holder[slots] = consumer
+        self._count(self._held, slots, 1)
+
+    def unhold(self, slots: Slots) -> None:
+        self._count(self._held, slots, -1)
+
+    def delay(self, slots: Slots) -> None:
+        self._count(self._delayed, slots, 1)
+
+    def undelay(self, slots: Slots) -> None:
+        self._count(self._delayed, slots, -1)
+
+    @staticmethod
+    def _count(counts: npt.NDArray[np.int32], slots: Slots, change: int) -> None:
+        np.add.at(counts, slots, change)
+        counts[KEYLESS] = 0
+
+
+class Window:
+    """The state machine. For one thread at a time.
+
+    What an earlier process knew comes in by `acked` (offsets above the cursor that are done) and `attempts` (how often
+    others were delivered); it is applied when those offsets are offered. With `by_key` the order of each key is kept:
+    `offer` is given the slots of the records.
+    """
+
+    def __init__(
+        self,
+        cursor: int,
+        limits: WindowLimits,
+        *,
+        by_key: bool = False,
+        acked: OffsetSet | None = None,
+        attempts: Mapping[int, int] | None = None,
+    ) -> None:
+        self.limits = limits
+        self._base = cursor
+        self._low = 0
+        self._high = 0
+        self._known_acked = OffsetSet() if acked is None else acked
+        self._known_attempts = dict(attempts or {})
+        self._keys = _KeySlots() if by_key else None
+        self._state: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._attempts: npt.NDArray[np.uint16] = np.empty(0, np.uint16)
+        self._holder: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._due: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._slot: npt.NDArray[np.uint16] = np.empty(0, np.uint16)
+        self._counts = [0, 0, 0, 0, 0]
+        self._held_by: dict[int, int] = {}
+        self._first_ready = cursor
+        """No offset below is `READY`."""
+        self._first_due = _NEVER
+        """Nothing changes by time before."""
+
+    @property
+    def cursor(self) -> int:
+        """The first offset that is not done."""
+        return self._base + self._low
+
+    @property
+    def end(self) -> int:
+        """The first offset that was not offered yet."""
+        return self._base + self._high
+
+    @property
+    def room(self) -> int:
+        """How many more offsets it takes now."""
+        return self.limits.records_max - (self._high - self._low)
+
+    @property
+    def counts(self) -> WindowCounts:
+        """How its records fare."""
+        return WindowCounts(*(self._counts[state] for state in (READY, HELD, DELAYED, SPENT)))
+
+    @property
+    def due(self) -> int | None:
+        """When the next time-out or delay may end; asking `tick` earlier changes nothing."""
+        return None if self._first_due == _NEVER else self._first_due
+
+    def is_due(self, now: int) -> bool:
+        """Whether a record is ready, or may be so by now."""
+        return self._counts[READY] > 0 or now >= self._first_due
+
+    def held_by(self, consumer: int) -> int:
+        """How many records a consumer holds."""
+        return self._held_by.get(consumer, 0)
+
+    # What comes in
+
+    def offer(self, records: Sequence[tuple[int, int]], stop: int, slots: Slots | None = None) -> int:
+        """Take in the offsets from `end` to `stop`: the ranges `records` have a record each, the others have none.
+
+        Returns the new end, which lies before `stop` if the window is full. What lies below `end` is left as it is.
+        `slots` are those of all records, in order.
+        """
+        if self._low == self._high:
+            self._jump(next((max(start, self.end) for start, end in records if end > self.end), max(stop, self.end)))
+        start = self.end
+        stop = min(stop, self.cursor + self.limits.records_max)
+        if stop <= start:
+            return start
+        first = self._make_room(stop - start)
+        self._high = first + stop - start
+        self._state[first : self._high] = DONE
+        self._attempts[first : self._high] = 0
+        before = 0
+        for begin, end in records:
+            low, high = max(begin, start), min(end, stop)
+            if low < high:
+                self._state[first + low - start : first + high - start] = READY
+                if slots is not None:
+                    part = slots[before + low - begin : before + high - begin]
+                    self._slot[first + low - start : first + high - start] = part
+            before += end - begin
+        self._restore(start, first)
+        self._counts[READY] += int(np.count_nonzero(self._state[first : self._high] == READY))
+        self._advance()
+        return self.end
+
+    def _restore(self, start: int, first: int) -> None:
+        """Bring back what an earlier process knew of the offsets that were just offered."""
+        state, stop = self._state[first : self._high], self.end
+        if len(self._known_acked):
+            state[self._known_acked.mask(start, stop - start)] = DONE
+            self._known_acked = self._known_acked.clipped(stop, OFFSET_MAX)
+        for offset in [offset for offset in self._known_attempts if offset < stop]:
+            attempts = self._known_attempts.pop(offset)
+            if offset >= start and state[offset - start] == READY:
+                self._attempts[first + offset - start] = min(attempts, ATTEMPTS_MAX)
+                if self._is_last(attempts):
+                    state[offset - start] = SPENT
+                    self._counts[SPENT] += 1
+
+    def _is_last(self, attempts: int) -> bool:
+        return self.limits.deliveries_max is not None and attempts >= self.limits.deliveries_max
+
+    # What consumers do
+
+    def take(self, consumer: int, count: int, now: int) -> Taken:
+        """Up to `count` records that are due, by offset; the consumer holds them until its ack time-out."""
+        self.tick(now)
+        found = self._ready_for(consumer, count)
+        if not len(found):
+            return Taken([], [])
+        self._change(found, READY, HELD)
+        self._holder[found] = consumer
+        self._due[found] = now + self.limits.ack_timeout_ms
+        self._first_due = min(self._first_due, now + self.limits.ack_timeout_ms)
+        self._attempts[found] = np.minimum(self._attempts[found].astype(np.int64) + 1, ATTEMPTS_MAX)
+        self._held_by[consumer] = self._held_by.get(consumer, 0) + len(found)
+        if self._keys is not None:
+            self._keys.hold(consumer, self._slot[found])
+        return Taken((found + self._base).tolist(), self._attempts[found].tolist())
+
+    def ack(self, consumer: int, offsets: Sequence[int]) -> int:
+        """These records are done; how many of them were not before.
+
+        Counts for records that the consumer holds, or held before they came to be ready again. One that another
+        consumer holds by now is that one's to acknowledge: a late ack changes nothing.
+        """
+        found = self._within(offsets)
+        return self._finish(found[self._may_finish(consumer, found)])
+
+    def ack_up_to(self, consumer: int, offset: int) -> int:
+        """This record, which the consumer was given, and all before it are done; how many were not before."""
+        if not self.cursor <= offset < self.end:
+            return 0
+        last = self._within([offset])
+        if self._state[last[0]] != DONE and not self._may_finish(consumer, last)[0]:
+            return 0
+        found = np.arange(self._low, last[0] + 1)
+        foreign = (self._state[found] == HELD) & (self._holder[found] != consumer)
+        return self._finish(found[~foreign & (self._state[found] != DONE)])
+
+    def nack(self, consumer: int, offsets: Sequence[int], now: int, delay_ms: int | None = None) -> int:
+        """The consumer could not do these: each is due again after the delay, or a back-off; how many it held."""
+        found = self._held(consumer, offsets)
+        self._unhold(found, consumer)
+        spent, again = self._parted(found)
+        self._change(spent, HELD, SPENT)
+        if delay_ms == 0:
+            self._make_ready(again, HELD)
+        elif len(again):
+            delays = self._backoff(again) if delay_ms is None else np.full(len(again), delay_ms, np.int64)
+            self._change(again, HELD, DELAYED)
+            self._due[again] = now + delays
+            self._first_due = min(self._first_due, now + int(delays.min()))
+            if self._keys is not None:
+                self._keys.delay(self._slot[again])
+        return len(found)
+
+    def give_back(self, consumer: int, offsets: Sequence[int]) -> int:
+        """These were taken and did not reach the consumer: they are due again as if they had not been delivered."""
+        found = self._held(consumer, offsets)
+        self._unhold(found, consumer)
+        self._attempts[found] -= 1
+        self._make_ready(found, HELD)
+        return len(found)
+
+    def release(self, consumer: int) -> int:
+        """The consumer has left: what it held is due at once; how many records that is."""
+        live = slice(self._low, self._high)
+        found = np.flatnonzero((self._state[live] == HELD) & (self._holder[live] == consumer)) + self._low
+        self._unhold(found, consumer)
+        self._end_delivery(found)
+        return len(found)
+
+    def tick(self, now: int) -> int:
+        """End the delays and time-outs that are over; how many records are due again or spent by that."""
+        if now < self._first_due:
+            return 0
+        live = slice(self._low, self._high)
+        waits = np.flatnonzero((self._state[live] == HELD) | (self._state[live] == DELAYED)) + self._low
+        over = waits[self._due[waits] <= now]
+        held = over[self._state[over] == HELD]
+        for consumer in np.unique(self._holder[held]).tolist():
+            self._unhold(held[self._holder[held] == consumer], consumer)
+        delayed = over[self._state[over] == DELAYED]
+        if self._keys is not None:
+            self._keys.undelay(self._slot[delayed])
+        self._make_ready(delayed, DELAYED)
+        self._end_delivery(held)
+        left = waits[self._due[waits] > now]
+        self._first_due = int(self._due[left].min()) if len(left) else _NEVER
+        return len(over)
+
+    def finish(self, offsets: Sequence[int]) -> int:
+        """These need no delivery any more: the records are gone, or were put elsewhere; how many were not done."""
+        found = self._within(offsets)
+        return self._finish(found[self._state[found] != DONE])
+
+    # What it knows
+
+    def leading_spent(self) -> list[int]:
+        """The spent records that have no other unfinished record before them, in order."""
+        live = self._state[self._low : self._high]
+        other = np.flatnonzero((live != DONE) & (live != SPENT))
+        stop = int(other[0]) if len(other) else len(live)
+        return (np.flatnonzero(live[:stop] == SPENT) + self.cursor).tolist()
+
+    def spent(self) -> list[int]:
+        """All spent records, in order."""
+        return (np.flatnonzero(self._state[self._low : self._high] == SPENT) + self.cursor).tolist()
+
+    def attempts_of(self, offset: int) -> int:
+        """How often a record of the window was delivered."""
+        return int(self._attempts[offset - self._base])
+
+    def acked(self) -> OffsetSet:
+        """The offsets above the cursor that are done, those not offered again yet included."""
+        done = np.flatnonzero(self._state[self._low : self._high] == DONE) + self.cursor
+        return OffsetSet.of(done) | self._known_acked.clipped(self.end, OFFSET_MAX)
+
+    def attempts(self, count: int) -> dict[int, int]:
+        """How often unfinished records were delivered: of `count` of them, those delivered most often first."""
+        live = slice(self._low, self._high)
+        tried = np.flatnonzero((self._attempts[live] > 0) & (self._state[live] != DONE)) + self._low
+        found = {int(place) + self._base: int(self._attempts[place]) for place in tried}
+        found.update((offset, tried) for offset, tried in self._known_attempts.items() if offset >= self.end)
+        most = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:count]
+        return dict(sorted(most))
+
+    # How
+
+    def _within(self, offsets: Sequence[int]) -> Indexes:
+        """Where those of the offsets lie that are in the window; each once."""
+        found: Indexes = np.unique(np.asarray(offsets, np.int64)) - self._base
+        inside: Indexes = found[(found >= self._low) & (found < self._high)]
+        return inside
+
+    def _held(self, consumer: int, offsets: Sequence[int]) -> Indexes:
+        found = self._within(offsets)
+        held: Indexes = found[(self._state[found] == HELD) & (self._holder[found] == consumer)]
+        return held
+
+    def _may_finish(self, consumer: int, found: Indexes) -> Mask:
+        state = self._state[found]
+        own: Mask = (state == HELD) & (self._holder[found] == consumer)
+        free: Mask = (state != HELD) & (state != DONE) & (self._attempts[found] > 0)
+        return own | free
+
+    def _ready_for(self, consumer: int, count: int) -> Indexes:
+        """The first ready records that the consumer may have."""
+        parts: list[Indexes] = []
+        wanted = count
+        at = max(self._first_ready - self._base, self._low)
+        passed: int | None = None
+        while at < self._high and wanted > 0:
+            stop = min(self._high, at + _BLOCK)
+            ready = np.flatnonzero(self._state[at:stop] == READY) + at
+            chosen = ready if self._keys is None else ready[self._keys.free_for(consumer, self._slot[ready])]
+            chosen = chosen[:wanted]
+            if passed is None and len(chosen) < len(ready):
+                left = ready[: len(chosen)] != chosen
+                passed = int(ready[int(left.argmax())] if left.any() else ready[len(chosen)])
+            parts.append(chosen)
+            wanted -= len(chosen)
+            at = stop
+        self._first_ready = self._base + (at if passed is None else passed)
+        return np.concatenate(parts) if parts else np.empty(0, np.intp)
+
+    def _backoff(self, found: Indexes) -> npt.NDArray[np.int64]:
+        doublings = np.minimum(self._attempts[found].astype(np.int64) - 1, 30)
+        delays: npt.NDArray[np.int64] = self.limits.backoff_min_ms * 2**doublings
+        return np.minimum(delays, self.limits.backoff_max_ms)
+
+    def _parted(self, found: Indexes) -> tuple[Indexes, Indexes]:
+        """Those that were delivered as often as they may be, and the others."""
+        if self.limits.deliveries_max is None:
+            return found[:0], found
+        last = self._attempts[found] >= self.limits.deliveries_max
+        return found[last], found[~last]
+
+    def _end_delivery(self, found: Indexes) -> None:
+        """A delivery ended without an answer: due again at once, unless it was the last."""
+        spent, again = self._parted(found)
+        self._change(spent, HELD, SPENT)
+        self._make_ready(again, HELD)
+
+    def _make_ready(self, found: Indexes, before: int) -> None:
+        if len(found):
+            self._change(found, before, READY)
+            self._first_ready = min(self._first_ready, self._base + int(found.min()))
+
+    def _unhold(self, found: Indexes, consumer: int) -> None:
+        """The consumer holds these no more; their state is changed next."""
+        if not len(found):
+            return
+        left = self._held_by[consumer] - len(found)
+        if left:
+            self._held_by[consumer] = left
+        else:
+            del self._held_by[consumer]
+        if self._keys is not None:
+            self._keys.unhold(self._slot[found])
+
+    def _finish(self, found: Indexes) -> int:
+        held = found[self._state[found] == HELD]
+        for consumer in np.unique(self._holder[held]).tolist():
+            self._unhold(held[self._holder[held] == consumer], consumer)
+        if self._keys is not None:
+            self._keys.undelay(self._slot[found[self._state[found] == DELAYED]])
+        states, numbers = np.unique(self._state[found], return_counts=True)
+        for state, number in zip(states.tolist(), numbers.tolist(), strict=True):
+            self._counts[state] -= number
+        self._state[found] = DONE
+        self._advance()
+        return len(found)
+
+    def _change(self, found: Indexes, before: int, after: int) -> None:
+        self._state[found] = after
+        self._counts[before] -= len(found)
+        self._counts[after] += len(found)
+
+    def _advance(self) -> None:
+        """Move the cursor over what is done."""
+        size = _SPARE
+        while self._low < self._high:
+            block = self._state[self._low : min(self._high, self._low + size)]
+            unfinished = block != DONE
+            if unfinished.any():
+                self._low += int(unfinished.argmax())
+                break
+            self._low += len(block)
+            size = _BLOCK
+        if self._low == self._high:
+            self._jump(self.end)
+
+    def _jump(self, cursor: int) -> None:
+        """Go on at this offset, with nothing unfinished; memory of a large window is given back."""
+        self._base, self._low, self._high = cursor, 0, 0
+        self._first_ready, self._first_due = cursor, _NEVER
+        if len(self._state) > _BLOCK:
+            self._allot(0)
+
+    def _make_room(self, count: int) -> int:
+        """Have room for so many offsets behind the end; where they begin."""
+        if self._high + count > len(self._state):
+            needed = self._high - self._low + count
+            self._allot(max(len(self._state), needed + needed // 4 + _SPARE))
+        return self._high
+
+    def _allot(self, capacity: int) -> None:
+        """Move what is unfinished to the beginning of arrays of this size."""
+        live = slice(self._low, self._high)
+        count = self._high - self._low
+
+        def moved(array: npt.NDArray[T]) -> npt.NDArray[T]:
+            again = np.empty(capacity, array.dtype)
+            again[:count] = array[live]
+            return again
+
+        self._state, self._attempts = moved(self._state), moved(self._attempts)
+        self._holder, self._due = moved(self._holder), moved(self._due)
+        if self._keys is not None:
+            self._slot = moved(self._slot)
+        self._base += self._low
+        self._low, self._high = 0, count
