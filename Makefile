@@ -6,7 +6,7 @@ READY_BENCH := .venv/.ready-bench
 READY_SERVERS := .venv/.ready-servers
 SOURCES := $(wildcard src tests tools demo bench examples)
 
-.PHONY: help setup demo serve test check soak bench fmt clean
+.PHONY: help setup demo serve docs test check soak bench fmt clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ demo: $(READY) ## show Forebay at work, start to finish
 
 serve: $(READY) ## serve topics over HTTP, with one to look at, until Ctrl-C
 	@.venv/bin/python -m forebay.cli serve --demo
+
+docs: $(READY) ## build the documents as a site in build/site; any warning fails
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+	@echo "build/site/index.html is the first page; for its search: .venv/bin/python -m http.server -d build/site"
 
 test: $(READY_SERVERS) ## every check there is: lint, format, types, import contracts, docs, all tests
 	@tools/run_tests.sh all

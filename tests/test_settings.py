@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import pickle
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import forebay
 from forebay.errors import Invalid, Unsupported
 from forebay.settings import FILE_BYTES_MAX, MIB, Setting, Settings, WalSettings, all_settings, settings_of
+from tests.support.tools import tool
 
 ROOT = Path(__file__).parent.parent
 
@@ -453,12 +453,8 @@ def test_every_number_carries_its_unit_and_every_setting_its_meaning() -> None:
 
 
 def test_the_settings_page_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("settings_docs", ROOT / "tools" / "settings_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    page = tool("settings_docs").page()
 
-    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == tool.page(), "run tools/settings_docs.py"
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page, "run tools/settings_docs.py"
     for setting in settings_of(WalSettings):
-        assert setting.environment_name in tool.page()
+        assert setting.environment_name in page

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -14,21 +12,13 @@ from jsonschema_rs import Draft202012Validator  # what schemathesis checks schem
 from forebay.broker.openapi import document
 from forebay.broker.routes import Route, Router
 from forebay.broker.table import ROUTES
+from tests.support.tools import tool
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("http_docs", ROOT / "tools" / "http_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    return tool
-
-
 def test_the_page_is_generated_from_the_table() -> None:
-    assert (ROOT / "docs" / "http.md").read_text(encoding="utf-8") == _tool().page(), "run tools/http_docs.py"
+    assert (ROOT / "docs" / "http.md").read_text(encoding="utf-8") == tool("http_docs").page(), "run tools/http_docs.py"
 
 
 def test_every_route_is_documented_once_with_its_parameters() -> None:

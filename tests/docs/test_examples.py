@@ -30,12 +30,19 @@ _OTHERS_FILES: Final = "cli.md"
 """Its commands name files that only its reader has."""
 
 
+def _commands(block: str) -> list[str]:
+    """The command lines of ours in a block; others, such as make, are not for a test."""
+    lines = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    return [line for line in lines if re.search(r"(^|\| )forebay ", line)]
+
+
 def _pages() -> Iterator[ParameterSet]:
     for page in _PAGES:
-        if page.name == _SERVED:
+        if page.name in (_SERVED, _OTHERS_FILES):
             continue
-        examples = "".join(block[2] for block in _BLOCK.finditer(page.read_text()) if block[1] == "python")
-        if examples:
+        blocks = list(_BLOCK.finditer(page.read_text()))
+        examples = "".join(block[2] for block in blocks if block[1] == "python")
+        if examples or any(block[1] == "console" and _commands(block[2]) for block in blocks):
             marks = [pytest.mark.spark, pytest.mark.timeout(300)] if "forebay.spark" in examples else []
             yield pytest.param(page, id=str(page.relative_to(_ROOT)), marks=marks)
 
@@ -95,12 +102,6 @@ def test_pipelines_in_the_pages_are_sound(example: str, tmp_path: Path) -> None:
     file.write_text(example)
 
     check_pipeline(load_pipeline(str(file)))
-
-
-def _commands(block: str) -> list[str]:
-    """The command lines of ours in a block; others, such as make, are not for a test."""
-    lines = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-    return [line for line in lines if re.search(r"(^|\| )forebay ", line)]
 
 
 def _run_commands(block: str) -> None:

@@ -9,12 +9,16 @@ from typing import Final
 
 import pytest
 
+import forebay
+import forebay.errors
 from bench.cases import CASES
+from tests.support.tools import tool
 
 _ROOT: Final = Path(__file__).parents[2]
 _PAGES: Final = (_ROOT / "README.md", _ROOT / "CHANGELOG.md", *sorted((_ROOT / "docs").rglob("*.md")))
 _LINK: Final = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 _TEST: Final = re.compile(r"`(tests/[\w./-]+)(?:::(\w+))?`")
+_SITE: Final = (_ROOT / "mkdocs.yml").read_text()
 _HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -56,6 +60,28 @@ def test_the_page_on_performance_names_every_case_of_the_bench() -> None:
 
     assert named is not None
     assert sorted(re.findall(r"`(\w+)`", named[1])) == sorted(CASES)
+
+
+def test_the_site_lists_every_page_but_the_single_decisions() -> None:
+    listed = re.findall(r"([\w/-]+\.md)$", _SITE.partition("\nnav:\n")[2], re.MULTILINE)
+    pages = [page.relative_to(_ROOT / "docs") for page in (_ROOT / "docs").rglob("*.md")]
+
+    assert sorted(listed) == sorted(str(page) for page in pages if not re.match(r"decisions/\d", str(page)))
+
+
+def test_the_pages_of_the_api_have_every_public_name() -> None:
+    text = "".join(page.read_text() for page in (_ROOT / "docs" / "api").glob("*.md"))
+    named = set(re.findall(r"^::: forebay\.(\w+)$", text, re.MULTILINE))
+
+    errors = {name for name in forebay.__all__ if hasattr(forebay.errors, name)}
+    assert forebay.errors.__name__.removeprefix("forebay.") in named
+    assert {name for name in forebay.__all__ if not name.startswith("_")} - errors <= named
+
+
+def test_the_drawings_are_as_their_tool_makes_them() -> None:
+    found = {drawing.name: drawing.read_text() for drawing in (_ROOT / "docs" / "diagrams").glob("*.svg")}
+
+    assert found == tool("diagrams").drawings(), "run tools/diagrams.py"
 
 
 def _broken(page: Path) -> Iterator[str]:
