@@ -45,7 +45,7 @@ class AsyncLog:
     ) -> None:
         self._open = partial(Storage.open, path, settings, read_only=read_only, may_own=may_own)
         self._storage: Storage | None = None
-        self._workers = Workers()
+        self._workers = Workers(reads_waiting_max=settings.server.reads_waiting_per_principal_max)
         self._opening = RankedLock(Rank.LOG, "aio.opening")
         self._found: Storage | None = None
         self._wanted = True
@@ -134,7 +134,7 @@ class AsyncLog:
     ) -> list[ShardState]:
         """See `Storage.seal_topic`."""
         seal = partial(self._log.seal_topic, name, target=target, accept_damage=accept_damage)
-        return await self._workers.run(seal)
+        return await self._workers.run_job(seal)
 
     async def unseal_topic(self, name: str | TopicName) -> None:
         """See `Storage.unseal_topic`."""
@@ -142,11 +142,11 @@ class AsyncLog:
 
     async def export_topic(self, name: str | TopicName, *, accept_damage: bool = False) -> None:
         """See `Storage.export_topic`."""
-        await self._workers.run(partial(self._log.export_topic, name, accept_damage=accept_damage))
+        await self._workers.run_job(partial(self._log.export_topic, name, accept_damage=accept_damage))
 
     async def run_retention(self, name: str | TopicName | None = None) -> Retained:
         """See `Storage.run_retention`."""
-        return await self._workers.run(self._log.run_retention, name)
+        return await self._workers.run_job(partial(self._log.run_retention, name))
 
     async def segments(
         self, name: str | TopicName, partition: int = 0, *, start: int = 0, limit: int = 1000
@@ -158,7 +158,7 @@ class AsyncLog:
         self, source: str | TopicName, target: str | TopicName, *, on_records: OnRecords | None = None
     ) -> Copied:
         """See `Storage.copy_topic`; `on_records` is called in another thread."""
-        return await self._workers.run(partial(self._log.copy_topic, source, target, on_records=on_records))
+        return await self._workers.run_job(partial(self._log.copy_topic, source, target, on_records=on_records))
 
     async def clear_moved(self) -> None:
         """See `Storage.clear_moved`."""
@@ -199,7 +199,7 @@ class AsyncLog:
             if on_progress is not None:
                 loop.call_soon_threadsafe(on_progress, done)
 
-        return await self._workers.run(self._log.recover, report)
+        return await self._workers.run_job(partial(self._log.recover, report))
 
     async def close(self) -> None:
         """See `Storage.close`. Goes on in its thread if it is cancelled."""

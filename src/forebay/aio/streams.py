@@ -69,8 +69,8 @@ class Paged(Generic[T]):
 
     def __init__(self, workers: Workers, begin: Callable[[], Stream[T]]) -> None:
         self._begin = begin
-        self._begun: KeptCall[Stream[T]] = KeptCall(workers.start)
-        self._pages: KeptCall[list[T]] = KeptCall(workers.start)
+        self._begun: KeptCall[Stream[T]] = KeptCall(workers.start_reading)
+        self._pages: KeptCall[list[T]] = KeptCall(workers.start_reading)
         self._stream: Stream[T] | None = None
 
     async def begin(self) -> None:

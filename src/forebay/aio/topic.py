@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from forebay.aio.readers import AsyncReader
+from forebay.aio.reads import UNNAMED
 from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.workers import LOOK_SECONDS, Published, Workers
 from forebay.appends.queue import QueueFull
@@ -388,7 +389,8 @@ class AsyncTopic:
         """See `Topic.page`. What `read_cached` gives is read in the event loop, the rest by a worker."""
         page = self.read_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
         if page is None:
-            page = await self._run(self._topic.page, partition, offset, records_max=records_max, bytes_max=bytes_max)
+            read = partial(self._topic.page, partition, offset, records_max=records_max, bytes_max=bytes_max)
+            page = await self._workers.start_reading(read)
         return page
 
     def read_cached(
@@ -397,12 +399,17 @@ class AsyncTopic:
         """See `Topic.read_cached`."""
         return self._topic.read_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
 
-    async def batch_page(self, partition: int, offset: int, *, records_max: int, bytes_max: int) -> tuple[Page, Reach]:
-        """See `Topic.batch_page`. What is in memory is read in the event loop, the rest by a worker."""
+    async def batch_page(
+        self, partition: int, offset: int, *, records_max: int, bytes_max: int, who: str = UNNAMED
+    ) -> tuple[Page, Reach]:
+        """See `Topic.batch_page`. What is in memory is read in the event loop, the rest by a worker.
+
+        `who` asks: reads of callers with a name take turns, and one who has too many waiting is `Throttled`.
+        """
         found = self.batch_page_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
         if found is None:
             read = partial(self._topic.batch_page, partition, offset, records_max=records_max, bytes_max=bytes_max)
-            found = await self._run(read)
+            found = await self._workers.start_reading(read, who)
         return found
 
     def batch_page_cached(
@@ -491,22 +498,32 @@ class AsyncTopic:
         history: bool = False,
         records_max: int,
         bytes_max: int,
+        who: str = UNNAMED,
     ) -> tuple[Page, Reach]:
-        """See `Topic.lookup_page`."""
-        look = partial(self._topic.lookup_page, key=key, tag=tag, history=history)
-        return await self._run(look, partition, start, records_max=records_max, bytes_max=bytes_max)
+        """See `Topic.lookup_page`, and `batch_page` here for `who`."""
+        look = partial(
+            self._topic.lookup_page,
+            partition,
+            start,
+            key=key,
+            tag=tag,
+            history=history,
+            records_max=records_max,
+            bytes_max=bytes_max,
+        )
+        return await self._workers.start_reading(look, who)
 
     async def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
         """See `Topic.delete_by_key`."""
-        return await self._run(self._topic.delete_by_key, key, partition=partition)
+        return await self._workers.run_job(partial(self._topic.delete_by_key, key, partition=partition))
 
     async def delete_by_tag(self, tag: str, *, partition: int | None = None) -> int:
         """See `Topic.delete_by_tag`."""
-        return await self._run(self._topic.delete_by_tag, tag, partition=partition)
+        return await self._workers.run_job(partial(self._topic.delete_by_tag, tag, partition=partition))
 
     async def delete_by_offset(self, start: int, stop: int, partition: int | None = None) -> int:
         """See `Topic.delete_by_offset`."""
-        return await self._run(self._topic.delete_by_offset, start, stop, partition)
+        return await self._workers.run_job(partial(self._topic.delete_by_offset, start, stop, partition))
 
     async def delete_before(self, offset: int, partition: int | None = None) -> int:
         """See `Topic.delete_before`."""
@@ -524,9 +541,9 @@ class AsyncTopic:
         """See `Topic.offsets`."""
         return await self._run(self._topic.offsets, partition)
 
-    async def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
-        """See `Topic.offset_at_time`."""
-        return await self._run(self._topic.offset_at_time, timestamp, partition)
+    async def offset_at_time(self, timestamp: int, partition: int = 0, *, who: str = UNNAMED) -> int | None:
+        """See `Topic.offset_at_time`, and `batch_page` here for `who`."""
+        return await self._workers.start_reading(partial(self._topic.offset_at_time, timestamp, partition), who)
 
     async def last_sequence(self, producer: int, partition: int = 0) -> int | None:
         """See `Topic.last_sequence`."""
@@ -540,8 +557,10 @@ class AsyncTopic:
         """See `Topic.epoch`."""
         return await self._run(self._topic.epoch, partition)
 
-    async def resolve(self, position: Position | int, partition: int = 0) -> int:
-        """See `Topic.resolve`."""
+    async def resolve(self, position: Position | int, partition: int = 0, *, who: str = UNNAMED) -> int:
+        """See `Topic.resolve`, and `batch_page` here for `who`."""
+        if isinstance(position, Position) and position.kind == "time":
+            return await self._workers.start_reading(partial(self._topic.resolve, position, partition), who)
         return await self._run(self._topic.resolve, position, partition)
 
     async def failure(self, partition: int = 0) -> str | None:

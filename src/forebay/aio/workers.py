@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from forebay.aio.reads import UNNAMED, ReadThreads
 from forebay.errors import Closed
 from forebay.live import Feeds
 from forebay.storage import Topic
@@ -18,6 +19,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 WORKERS = 4
+"""Threads for metadata and administration, for openings, and for long jobs: each of them has so many."""
 ENCODERS = 2
 """Threads that only compute: more of them would wait for the interpreter."""
 LOOK_SECONDS = 0.5
@@ -25,10 +27,17 @@ LOOK_SECONDS = 0.5
 
 
 class Workers:
-    """A few threads for calls that may touch the disk; opening shards for appends and encoding have their own."""
+    """The threads for calls that may touch the disk or ask others, by what such a call may wait for.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
+    Reads of files and history, jobs over whole topics, the opening of shards and encoding have threads of their own:
+    none of them keeps a call to the metadata store waiting.
+    """
+
+    def __init__(self, *, reads_waiting_max: int) -> None:
+        """`reads_waiting_max` reads of one caller with a name may wait for a thread."""
+        self._control = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
+        self._reads = ReadThreads(reads_waiting_max)
+        self._jobs = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-job")
         self._openers = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-open")
         self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="forebay-aio-encode")
         self._feeds: Feeds | None = None
@@ -38,15 +47,26 @@ class Workers:
     def feeds(self) -> Feeds:
         """What is followed in the event loop of the log. For calls in that loop."""
         if self._feeds is None:
-            self._feeds = Feeds(self.start)
+            self._feeds = Feeds(self.start_reading)
         return self._feeds
 
     def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Begin the call in a thread. Cancelling what waits for it does not stop it."""
-        return self._start(self._pool, partial(call, *args, **kwargs))
+        return self._start(self._control, partial(call, *args, **kwargs))
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.start(call, *args, **kwargs)
+
+    def start_reading(self, call: Callable[[], T], who: str = UNNAMED) -> asyncio.Future[T]:
+        """As `start`, for a call that reads files or history: callers take turns. `Throttled` for one with too many."""
+        self._check_open()
+        started = self._reads.start(call, who)
+        started.add_done_callback(_take_note)
+        return started
+
+    async def run_job(self, call: Callable[[], T]) -> T:
+        """As `run`, for a call that goes over a whole topic."""
+        return await self._start(self._jobs, call)
 
     def start_opening(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """As `start`, for a call that opens a shard: one that cannot be acquired keeps no other call waiting."""
@@ -65,13 +85,16 @@ class Workers:
 
     def end(self) -> None:
         self._ended = True
-        self._pool.shutdown(wait=False)
-        self._openers.shutdown(wait=False)
-        self._encoders.shutdown(wait=False)
+        self._reads.end()
+        for pool in (self._control, self._jobs, self._openers, self._encoders):
+            pool.shutdown(wait=False)
 
-    def _start(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> asyncio.Future[T]:
+    def _check_open(self) -> None:
         if self._ended:
             raise Closed("this log is closed")
+
+    def _start(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> asyncio.Future[T]:
+        self._check_open()
         started = asyncio.get_running_loop().run_in_executor(pool, call)
         started.add_done_callback(_take_note)
         return started

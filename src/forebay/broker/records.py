@@ -166,23 +166,30 @@ async def read_records(broker: Broker, request: Request) -> HttpAnswer:
     query = request.query(ReadQuery)
     request.partition = query.partition
     topic = await broker.service.readable(request.principal, request.topic, query.partition)
-    media = _accepted(request)
-    with broker.service.quotas.request(request.principal.name):
+    media, who = _accepted(request), request.principal.name
+    with broker.service.quotas.request(who):
         start = parse_start(query.start, "start")
         if query.key is not None or query.key_b64 is not None or query.tag is not None:
-            page = await _look_up(topic, query, start, media)
+            page = await _look_up(topic, query, start, media, who)
         else:
-            offset = start.value if start.kind == "offset" else await topic.resolve(start, query.partition)
+            offset = start.value if start.kind == "offset" else await topic.resolve(start, query.partition, who=who)
             request.offset = offset
-            page = await _page(broker, topic, query, offset)
+            page = await _page(broker, topic, query, offset, who)
     encode = partial(_encode, page, media)
     size = sum(int(batch.sizes().sum()) for batch in page.batches)
     return encode() if size <= LOOP_BYTES_MAX else await broker.compute(encode)
 
 
-async def _page(broker: Broker, topic: AsyncTopic, query: ReadQuery, offset: int) -> BatchPage:
+async def _page(broker: Broker, topic: AsyncTopic, query: ReadQuery, offset: int, who: str) -> BatchPage:
     """The page at `offset`, waited for as long as the query says if there is none yet."""
-    read = partial(topic.batch_page, query.partition, offset, records_max=query.records_max, bytes_max=query.bytes_max)
+    read = partial(
+        topic.batch_page,
+        query.partition,
+        offset,
+        records_max=query.records_max,
+        bytes_max=query.bytes_max,
+        who=who,
+    )
     page, reach = await read()
     if page.next == offset and query.wait_ms:
         await _until_published(broker, topic, query, offset)
@@ -205,7 +212,7 @@ async def _until_published(broker: Broker, topic: AsyncTopic, query: ReadQuery, 
             await asyncio.gather(first, ending, return_exceptions=True)
 
 
-async def _look_up(topic: AsyncTopic, query: ReadQuery, start: Position, media: MediaType) -> BatchPage:
+async def _look_up(topic: AsyncTopic, query: ReadQuery, start: Position, media: MediaType, who: str) -> BatchPage:
     """What a key or a tag has in the partition, by the index; a page of it."""
     if media not in (MediaType.JSON, MediaType.NDJSON):
         raise Invalid(f"look-ups by key or tag answer with {MediaType.JSON} or {MediaType.NDJSON}")
@@ -220,6 +227,7 @@ async def _look_up(topic: AsyncTopic, query: ReadQuery, start: Position, media: 
         history=query.history,
         records_max=query.records_max,
         bytes_max=query.bytes_max,
+        who=who,
     )
     return _with_marks(query.partition, page, reach)
 

@@ -337,8 +337,8 @@ class Service:
         """The offset that a position stands for; `None` for a time that no record has reached."""
         topic = await self.readable(who, name, partition)
         if position.kind == "time":
-            return await topic.offset_at_time(position.value, partition)
-        return await topic.resolve(position, partition)
+            return await topic.offset_at_time(position.value, partition, who=who.name)
+        return await topic.resolve(position, partition, who=who.name)
 
     async def last_sequence(self, who: Principal, name: TopicName, producer: int, partition: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer; `None` if none is remembered."""

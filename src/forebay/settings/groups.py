@@ -516,6 +516,9 @@ class ServerSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_
     connections_per_address_max: Annotated[int, within(1, 1_000_000, "Connections from one address.")] = 1_000
     requests_max: Annotated[int, within(1, 1_000_000, "Requests under way at the same time.")] = 4_096
     requests_per_principal_max: Annotated[int, within(1, 1_000_000, "The same for one principal.")] = 1_024
+    reads_waiting_per_principal_max: Annotated[
+        int, within(1, 1_000_000, "Reads of one principal that may wait for a thread to read files or history.")
+    ] = 64
     bytes_in_flight_max: Annotated[int, within(MIB, TIB, "Bodies of all requests under way, which are in memory.")] = (
         256 * MIB
     )

@@ -666,7 +666,7 @@ class InsideHistory(InsideWorker[HistoryWorker]):
 
 def await_workers(log: AsyncLog) -> None:
     """Return once the threads of a log for asyncio have done what they were given, also where it is not open."""
-    log._workers._pool.shutdown(wait=True)
+    log._workers._control.shutdown(wait=True)
 
 
 def _owner(log: Storage) -> OwnerBackend:
