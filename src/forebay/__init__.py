@@ -18,6 +18,7 @@ if _typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import PurePath
 
+    from forebay.bulk import BulkLoad, LoadBatch, LoadPart, LoadSegment, LoadTarget
     from forebay.client import RemoteLog
     from forebay.errors import (
         Closed,
@@ -36,6 +37,7 @@ if _typing.TYPE_CHECKING:
         TooLarge,
         Unauthenticated,
         Unavailable,
+        UnknownLoad,
         UnknownTopic,
         Unsupported,
         UnsupportedFormat,
@@ -45,6 +47,7 @@ if _typing.TYPE_CHECKING:
     from forebay.inspection.findings import Finding, Report
     from forebay.inspection.moves import TopicMove, move_topic
     from forebay.inspection.steps import Step
+    from forebay.loads.topic import TopicLoads
     from forebay.meter import Durations, Metric, MetricKind, Sample
     from forebay.records import (
         EARLIEST,
@@ -83,6 +86,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Ack",
     "BatchAck",
+    "BulkLoad",
     "Closed",
     "Conflict",
     "Copied",
@@ -103,6 +107,10 @@ __all__ = [
     "Indeterminate",
     "Invalid",
     "LATEST",
+    "LoadBatch",
+    "LoadPart",
+    "LoadSegment",
+    "LoadTarget",
     "LogStatus",
     "Metric",
     "MetricKind",
@@ -131,12 +139,14 @@ __all__ = [
     "Throttled",
     "TooLarge",
     "Topic",
+    "TopicLoads",
     "TopicMove",
     "TopicName",
     "TopicSpec",
     "TopicStatus",
     "Unauthenticated",
     "Unavailable",
+    "UnknownLoad",
     "UnknownTopic",
     "Unsupported",
     "UnsupportedFormat",
@@ -151,11 +161,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "forebay.bulk": ("BulkLoad", "LoadBatch", "LoadPart", "LoadSegment", "LoadTarget"),
     "forebay.format.metadata.descriptor": ("ShardState",),
     "forebay.inspection.calls": ("PartitionSalvage", "repair", "salvage", "verify"),
     "forebay.inspection.findings": ("Finding", "Report"),
     "forebay.inspection.moves": ("TopicMove", "move_topic"),
     "forebay.inspection.steps": ("Step",),
+    "forebay.loads.topic": ("TopicLoads",),
     "forebay.meter": ("Durations", "Metric", "MetricKind", "Sample"),
     "forebay.records": (
         "EARLIEST",

@@ -3,6 +3,7 @@
     ForebayError
     ├── Invalid               the call is wrong: change it; nothing was done
     │   ├── UnknownTopic      no such topic (a successful look-up said so)
+    │   ├── UnknownLoad       no such bulk load into the topic
     │   ├── TooLarge          more bytes or records than one call may bring
     │   ├── Unauthenticated   a server asks for a token, and none that is valid was given
     │   ├── Forbidden         the token is valid, and does not allow this
@@ -65,6 +66,10 @@ class Invalid(ForebayError):
 
 class UnknownTopic(Invalid):
     """There is no such topic."""
+
+
+class UnknownLoad(Invalid):
+    """There is no such bulk load, or it is of another topic."""
 
 
 class TooLarge(Invalid):

@@ -67,7 +67,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def _request(route: Route) -> dict[str, Any]:
     """A right request of this route, on the topic shop/orders."""
-    path = route.path.format(namespace="shop", topic="orders", group="billing")
+    path = route.path.format(namespace="shop", topic="orders", group="billing", load="one")
     where = {"topic": "shop/orders"}
     bodies: dict[str, Any] = {
         "patch_topic": {"cap_records": 1000},
@@ -75,6 +75,7 @@ def _request(route: Route) -> dict[str, Any]:
         "append_records": [{"value": "x"}],
         "commit_offset": {**where, "offset": 1},
         "reset_group": {**where, "to": "earliest"},
+        "put_load": {"segments": []},
     }
     queries: dict[str, Any] = {
         "find_offset": {"at": "latest"},

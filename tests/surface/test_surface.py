@@ -18,7 +18,7 @@ from forebay.testing.contracts.surface import BesideContract, LastingContract, S
 from tests.support.brokers import running_broker
 
 AsLog = Callable[[awaiting.Log], Log]
-_NAMES: Final = ("Group", "Log", "Reader", "Stream", "TopicHandle")
+_NAMES: Final = ("BulkLoads", "Group", "Log", "Reader", "Stream", "TopicHandle")
 _OF_THREADS: Final = {"follow": {"stop"}}
 """What a call of a thread takes and the surface does not: events of `threading`."""
 
@@ -157,18 +157,22 @@ def test_both_kinds_of_surface_have_the_same_methods(name: str) -> None:
         (forebay.Topic, surface.TopicHandle),
         (forebay.Reader, surface.Reader),
         (forebay.Group, surface.Group),
+        (forebay.TopicLoads, surface.BulkLoads),
         (aio.AsyncLog, awaiting.Log),
         (aio.AsyncTopic, awaiting.TopicHandle),
         (aio.AsyncReader, awaiting.Reader),
         (aio.AsyncGroup, awaiting.Group),
+        (aio.AsyncLoads, awaiting.BulkLoads),
         (client.RemoteLog, surface.Log),
         (client.RemoteTopic, surface.TopicHandle),
         (client.RemoteReader, surface.Reader),
         (client.RemoteGroup, surface.Group),
+        (client.RemoteLoads, surface.BulkLoads),
         (client.AsyncRemoteLog, awaiting.Log),
         (client.AsyncRemoteTopic, awaiting.TopicHandle),
         (client.AsyncRemoteReader, awaiting.Reader),
         (client.AsyncRemoteGroup, awaiting.Group),
+        (client.AsyncRemoteLoads, awaiting.BulkLoads),
     ],
 )
 def test_implementations_have_the_parameters_and_defaults_of_the_surface(implementation: type, protocol: type) -> None:

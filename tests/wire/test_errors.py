@@ -22,6 +22,7 @@ from forebay.errors import (
     NotReady,
     Throttled,
     TooLarge,
+    UnknownLoad,
     UnknownTopic,
 )
 from forebay.wire.errors import (
@@ -53,7 +54,8 @@ def test_every_public_error_class_has_exactly_one_row_in_both_directions() -> No
 
 def test_statuses_are_those_of_the_contract() -> None:
     expected = {
-        "invalid": 400, "unauthenticated": 401, "forbidden": 403, "unknown_topic": 404, "conflict": 409,
+        "invalid": 400, "unauthenticated": 401, "forbidden": 403, "unknown_topic": 404, "unknown_load": 404,
+        "conflict": 409,
         "too_large": 413, "moved": 421, "unsupported": 422, "unsupported_format": 422, "throttled": 429,
         "corrupt": 500, "data_loss": 500, "internal": 500, "unavailable": 503, "not_ready": 503, "closed": 503,
         "fenced": 503, "indeterminate": 504, "full": 507,
@@ -66,6 +68,7 @@ def test_statuses_are_those_of_the_contract() -> None:
     "error",
     [
         UnknownTopic("no topic shop/orders", topic="shop/orders"),
+        UnknownLoad("no load one", topic="shop/orders"),
         Conflict("out of step", shard="shop/orders[3]", producer=2**64 - 1, sequence=4, expected=0),
         Moved("elsewhere", shard="shop/orders[0]", holder="a1"),
         DataLoss("gone", shard="shop/orders[1]", start=0, stop=2**63 - 1, reason="lost"),

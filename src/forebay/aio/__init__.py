@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from forebay.aio.groups import AsyncGroup
+from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import AsyncStream
@@ -28,7 +29,7 @@ from forebay.shard import ShardRef
 if TYPE_CHECKING:
     from forebay.client import AsyncRemoteLog
 
-__all__ = ["AsyncGroup", "AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "connect", "open"]
+__all__ = ["AsyncGroup", "AsyncLoads", "AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "connect", "open"]
 
 
 def open(

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from forebay.aio.groups import AsyncGroup
+from forebay.aio.loads import AsyncLoads
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
 from forebay.errors import Closed, Conflict, Corrupt, DataLoss, Moved, Unavailable, UnsupportedFormat
@@ -178,6 +179,10 @@ class AsyncLog:
     def directory_id(self) -> str | None:
         """See `Storage.directory_id`."""
         return self._log.directory_id
+
+    def loads_of(self, name: str | TopicName) -> AsyncLoads:
+        """See `Storage.loads_of`."""
+        return AsyncLoads(self._log.loads_of(name), self._workers)
 
     def group(self, name: str) -> AsyncGroup:
         """See `Storage.group`."""

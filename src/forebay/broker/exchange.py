@@ -80,7 +80,7 @@ class Request:
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         """As it was sent: what is encoded is decoded part by part, so that no part becomes two."""
         self.at: Mapping[str, str] = {}
-        """The parts of the path that a route names: namespace, topic, group."""
+        """The parts of the path that a route names: namespace, topic, group, load."""
         self.principal = NO_ONE
         """Who calls: set before a handler runs, for routes that ask for a right."""
         self.partition: int | None = None
@@ -137,6 +137,8 @@ class Request:
             found["topic"] = _printable(f"{self.at['namespace']}/{self.at['topic']}")
         if "group" in self.at:
             found["group"] = _printable(self.at["group"])
+        if "load" in self.at:
+            found["load"] = _printable(self.at["load"])
         if self.partition is not None:
             found["partition"] = self.partition
         if self.offset is not None:

@@ -23,6 +23,7 @@ from forebay.errors import Invalid
 from forebay.pages import Page, Reach
 from forebay.records import Position
 from forebay.service.principals import AccessScope
+from forebay.service.quotas import Admission
 from forebay.service.service import AppendRecords, DeleteRecords
 from forebay.wire import answers, bodies
 from forebay.wire.answers import BatchPage, PageMarks
@@ -95,14 +96,8 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
     service.check_append(who, name)
     query = request.query(AppendQuery)
     with service.quotas.request(who.name, request.length or 0) as admitted:
-        body = await request.body(broker.settings.body_bytes_max, admitted.grow)
+        body = await received(broker, request, admitted)
         limits = BodyLimits(broker.settings.body_bytes_max, broker.settings.batch_records_max)
-        encoding = request.header(b"content-encoding")
-        if encoding is not None:
-            plain = await broker.compute(partial(decompress_body, body, encoding, limits.bytes_max))
-            # It counts with what it takes in memory from here on, which may be a thousand times what was sent.
-            admitted.grow(max(0, len(plain) - len(body)))
-            body = plain
         decode = partial(_decode, request, query, body, limits, broker.clock.now_ms())
         records = decode() if len(body) <= LOOP_BYTES_MAX else await broker.compute(decode)
         ack = await service.append(who, name, records)
@@ -113,6 +108,19 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
         # Every partition has answered, so every record has its offset.
         return HttpAnswer.of(AppendedRanges(ranges, [offset for offset in ack.offsets() if offset is not None]))
     return HttpAnswer.of(AppendedRanges(ranges))
+
+
+async def received(broker: Broker, request: Request, admitted: Admission) -> bytes:
+    """The body of a request that was admitted, decompressed; `TooLarge` or `Throttled` before memory is spent on it."""
+    bytes_max = broker.settings.body_bytes_max
+    body = await request.body(bytes_max, admitted.grow)
+    encoding = request.header(b"content-encoding")
+    if encoding is None:
+        return body
+    plain = await broker.compute(partial(decompress_body, body, encoding, bytes_max))
+    # It counts with what it takes in memory from here on, which may be a thousand times what was sent.
+    admitted.grow(max(0, len(plain) - len(body)))
+    return plain
 
 
 def _decode(request: Request, query: AppendQuery, body: bytes, limits: BodyLimits, now_ms: int) -> AppendRecords:

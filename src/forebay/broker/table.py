@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from forebay.broker import groups, health, metrics, records, status, topics, watch
+from forebay.broker import groups, health, loads, metrics, records, status, topics, watch
 
 ROUTES = (
     *topics.ROUTES,
     *records.ROUTES,
+    *loads.ROUTES,
     *watch.ROUTES,
     *groups.ROUTES,
     *status.ROUTES,

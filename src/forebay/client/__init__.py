@@ -22,12 +22,14 @@ from forebay.client.blocking import (
     RemoteAck,
     RemoteBatchAck,
     RemoteGroup,
+    RemoteLoads,
     RemoteLog,
     RemoteProducer,
     RemoteReader,
     RemoteStream,
     RemoteTopic,
 )
+from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.loops import LoopThread
 from forebay.client.producers import AsyncRemoteProducer
 from forebay.client.streams import AsyncRemoteStream
@@ -39,6 +41,7 @@ __all__ = [
     "AsyncRemoteAck",
     "AsyncRemoteBatchAck",
     "AsyncRemoteGroup",
+    "AsyncRemoteLoads",
     "AsyncRemoteLog",
     "AsyncRemoteProducer",
     "AsyncRemoteReader",
@@ -47,6 +50,7 @@ __all__ = [
     "RemoteAck",
     "RemoteBatchAck",
     "RemoteGroup",
+    "RemoteLoads",
     "RemoteLog",
     "RemoteProducer",
     "RemoteReader",

@@ -24,6 +24,7 @@ from forebay.arguments import (
     checked_seconds,
 )
 from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck, arrow_records, many_records, one_record
+from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.producers import BATCH_BYTES, BATCH_RECORDS, IN_FLIGHT, LINGER_MS, AsyncRemoteProducer
 from forebay.client.streams import AsyncRemoteStream, BoundedSource, FollowingSource, LookupSource
 from forebay.client.topics import TopicCalls, decoded, position_text, spec_of, topic_path
@@ -620,6 +621,10 @@ class AsyncRemoteLog:
         except UnknownTopic:
             if not attempts.is_in_doubt:
                 raise
+
+    def loads_of(self, name: str | TopicName) -> AsyncRemoteLoads:
+        """See `surface.awaiting.Log.loads_of`."""
+        return AsyncRemoteLoads(self._transport, TopicName.parse(name), self._clock)
 
     def group(self, name: str) -> AsyncRemoteGroup:
         """See `surface.awaiting.Log.group`."""

@@ -13,8 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from forebay.arguments import checked_seconds
+from forebay.bulk import BulkLoad, LoadBatch, LoadSegment, LoadTarget
 from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck
 from forebay.client.awaiting import AsyncRemoteGroup, AsyncRemoteLog, AsyncRemoteReader, AsyncRemoteTopic
+from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.loops import LoopThread
 from forebay.client.producers import BATCH_BYTES, BATCH_RECORDS, IN_FLIGHT, LINGER_MS, AsyncRemoteProducer
 from forebay.client.streams import AsyncRemoteStream
@@ -33,7 +35,7 @@ from forebay.records import (
     RecordPage,
     Start,
 )
-from forebay.surface.blocking import PAGE_BYTES, PAGE_RECORDS
+from forebay.surface.blocking import PAGE_BYTES, PAGE_LOADS, PAGE_RECORDS
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 
 if TYPE_CHECKING:
@@ -232,6 +234,55 @@ class RemoteReader:
         """See `surface.Reader.follow`."""
         stream = self._reader.follow(start=start, partition=partition, timeout=timeout, on_gap=on_gap)
         return RemoteStream(stream, self._loop)
+
+
+class RemoteLoads:
+    """Bulk loads into one topic on a broker. Made by `RemoteLog.loads_of`; for any number of threads."""
+
+    def __init__(self, loads: AsyncRemoteLoads, loop: LoopThread) -> None:
+        self._loads = loads
+        self._loop = loop
+
+    def target(self, load_id: str) -> LoadTarget:
+        """See `surface.BulkLoads.target`."""
+        return self._loop.call(partial(self._loads.target, load_id))
+
+    def stage(self, load_id: str, batch: pa.RecordBatch, partition: int = 0) -> Sequence[LoadSegment]:
+        """See `surface.BulkLoads.stage`. A large batch becomes several segments."""
+        return self._loop.call(partial(self._loads.stage, load_id, batch, partition))
+
+    def offer(
+        self,
+        load_id: str,
+        segments: Iterable[LoadSegment],
+        *,
+        timeout: float | None = None,
+        generation: int | None = None,
+        batch: LoadBatch | None = None,
+    ) -> BulkLoad | None:
+        """See `surface.BulkLoads.offer`."""
+        offer = partial(self._loads.offer, load_id, segments, timeout=timeout, generation=generation, batch=batch)
+        return self._loop.call(offer)
+
+    def get(self, load_id: str) -> BulkLoad:
+        """See `surface.BulkLoads.get`."""
+        return self._loop.call(partial(self._loads.get, load_id))
+
+    def page(self, *, after: str | None = None, limit: int = PAGE_LOADS) -> tuple[list[BulkLoad], str | None]:
+        """See `surface.BulkLoads.page`."""
+        return self._loop.call(partial(self._loads.page, after=after, limit=limit))
+
+    def attach(self, load_id: str) -> BulkLoad:
+        """See `surface.BulkLoads.attach`, and `AsyncRemoteLoads.attach`."""
+        return self._loop.call(partial(self._loads.attach, load_id))
+
+    def wait(self, load_id: str, timeout: float) -> BulkLoad:
+        """See `surface.BulkLoads.wait`."""
+        return self._loop.call(partial(self._loads.wait, load_id, timeout))
+
+    def abandon(self, load_id: str) -> BulkLoad:
+        """See `surface.BulkLoads.abandon`."""
+        return self._loop.call(partial(self._loads.abandon, load_id))
 
 
 class RemoteProducer:
@@ -649,6 +700,10 @@ class RemoteLog:
     def delete_topic(self, name: str | TopicName) -> None:
         """See `surface.Log.delete_topic`."""
         self._loop.call(partial(self._log.delete_topic, name))
+
+    def loads_of(self, name: str | TopicName) -> RemoteLoads:
+        """See `surface.Log.loads_of`."""
+        return RemoteLoads(self._log.loads_of(name), self._loop)
 
     def group(self, name: str) -> RemoteGroup:
         """See `surface.Log.group`."""

@@ -22,10 +22,11 @@ from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Corrupt, Fenced, Moved, Unavailable
 from forebay.format.files.segment import index_name
+from forebay.format.index.sections import FOOTER_BYTES, Footer, decode_footer
 from forebay.format.metadata.descriptor import Cur, LoadStatus, Phase, SegmentDescriptor
 from forebay.format.metadata.value import encode_value
 from forebay.loads.book import AttachedPart, LoadBook, StoredLoad
-from forebay.loads.prepare import LoadManifest, LoadPlace, descriptors_of
+from forebay.loads.prepare import LoadManifest, LoadPlace, Prepared, descriptors_of
 from forebay.metadata import Absent, Compare, Operation, Put, RevisionIs
 from forebay.shard.context import ShardContext
 from forebay.shard.seal import bring_into_history
@@ -256,7 +257,21 @@ def _check_objects(store: BlobStore, manifest: LoadManifest, partition: int) -> 
         found, index = store.stat(segment.object_key), store.stat(index_name(segment.object_key))
         if found is None or (found.size, found.etag) != (segment.bytes, segment.etag):
             raise Corrupt(f"{segment.object_key} of load {manifest.load_id} is not there as it was prepared")
-        if index is None or index.size != segment.index_bytes:
+        if index is None or index.size != segment.index_bytes or not _is_indexed(store, segment):
             raise Corrupt(
                 f"the index of {segment.object_key} of load {manifest.load_id} is not there as it was prepared"
             )
+
+
+def _is_indexed(store: BlobStore, segment: Prepared) -> bool:
+    """Whether the index of the segment says what the manifest says: a reader counts on both."""
+    if segment.index_bytes < FOOTER_BYTES:
+        return False
+    stop = segment.index_bytes
+    footer = decode_footer(store.get_range(segment.index_key, stop - FOOTER_BYTES, stop))
+    return isinstance(footer, Footer) and (
+        (footer.start, footer.end, footer.records, footer.segment_bytes, footer.content_hash.hex())
+        == (0, segment.records, segment.records, segment.bytes, segment.content_hash)
+        and (footer.time_min, footer.time_max, footer.appended_max)
+        == (segment.time_min, segment.time_max, segment.appended_max)
+    )

@@ -15,7 +15,7 @@ import msgspec
 from forebay.catalog import ShardCatalog
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, Invalid, UnknownTopic
+from forebay.errors import Conflict, Invalid, UnknownLoad, UnknownTopic
 from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
 from forebay.format.metadata.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
@@ -28,6 +28,8 @@ from forebay.topics import TopicSpec
 logger = logging.getLogger(__name__)
 
 PAGE_KEYS = 100
+LOOKED_MAX = 10_000
+"""Loads of all topics that one page of a list looks at."""
 NEVER_OFFERED = ManifestRef(object_key="", bytes=0, content_hash="")
 
 
@@ -100,8 +102,28 @@ class LoadBook:
         """The load, which exists."""
         found = self.find(load_id)
         if found is None:
-            raise Invalid(f"there is no load {load_id}: offer it first")
+            raise UnknownLoad(f"there is no load {load_id}: offer it first")
         return found
+
+    def page(self, topic_id: str, *, after: str | None, limit: int) -> tuple[list[tuple[str, Load]], str | None]:
+        """Loads into a topic, by id, and the id to go on after if there may be more. Looks at `LOOKED_MAX` at most."""
+        found: list[tuple[str, Load]] = []
+        prefix = self.key("")
+        looked, last = 0, after
+        while looked < LOOKED_MAX:
+            start_after = None if last is None else self.key(last)
+            entries = self._metadata.range(prefix, start_after=start_after, limit=PAGE_KEYS)
+            for entry in entries:
+                last = entry.key.removeprefix(prefix)
+                load = decode_value(entry.value, Load)[0]
+                if load.topic_id == topic_id:
+                    found.append((last, load))
+                    if len(found) == limit:
+                        return found, last
+            looked += len(entries)
+            if len(entries) < PAGE_KEYS:
+                return found, None
+        return found, last
 
     def pending(self) -> dict[str, dict[int, AttachedPart]]:
         """Every load that is not over, with the partitions that it is attached to."""
@@ -251,13 +273,16 @@ class LoadBook:
     def give_up(self, load_id: str, *, unknown_as: Load | None = None) -> Load:
         """From here on no part of it can be attached any more, and it is never committed; `Conflict` if it is.
 
-        One that was never offered is recorded as `unknown_as`, so that no process can offer it later.
+        One that was never offered is recorded as `unknown_as`, so that no process can offer it later. If that names a
+        topic, a load into another one is `UnknownLoad`.
         """
 
         def read() -> StoredLoad | None:
             return self.find(load_id) if unknown_as is not None else self.get(load_id)
 
         def change(found: StoredLoad | None) -> Write[tuple[Load, bool]] | Done[tuple[Load, bool]]:
+            if found is not None and unknown_as is not None and unknown_as.topic_id not in ("", found.load.topic_id):
+                raise UnknownLoad(f"there is no load {load_id} into {unknown_as.namespace}/{unknown_as.topic}")
             if found is not None and found.load.status is LoadStatus.COMMITTED:
                 raise Conflict(f"load {load_id} is committed: it cannot be taken back any more")
             if found is not None and found.load.status is LoadStatus.ABANDONED:

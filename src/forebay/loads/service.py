@@ -73,7 +73,7 @@ class Loads:
         self._shards = shards
         self._own = own
         self._alone_with = alone_with
-        self._book = LoadBook(context.metadata, context.settings.metadata.prefix, clock)
+        self.book = LoadBook(context.metadata, context.settings.metadata.prefix, clock)
         self._at_work = AtWork()
         """The loads and shards that a thread is at, for `step`, which may run in two threads."""
         self._retry_at: dict[str, float] = {}
@@ -83,10 +83,25 @@ class Loads:
     def store(self) -> LoadStore:
         """Where the segments of a new load are to be put: see `forebay.loads.prepare`."""
         places = self._context.places
-        if places.store is not None and self._context.settings.is_shared:
+        if self.is_shared:
+            assert places.store is not None, "is_shared says so"
             places.probe()
             return LoadStore(places.store, places.store_name)
         return LoadStore(places.loads.open(), places.loads_name)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether segments of new loads go into a store that others reach too."""
+        return self._context.places.store is not None and self._context.settings.is_shared
+
+    @property
+    def holder(self) -> str:
+        """The id of the data directory."""
+        return self._context.holder
+
+    def spec(self, name: TopicName) -> TopicSpec:
+        """The definition of a topic; `UnknownTopic` if there is none."""
+        return self._topic(name)
 
     def offer(self, name: str | TopicName, manifest: LoadManifest, expires_at: int | None) -> Load:
         """Let the owners of the topic's partitions attach what was prepared, all of it or nothing.
@@ -95,7 +110,7 @@ class Loads:
         """
         spec = self._topic(TopicName.parse(name))
         load = ready_to_offer(self.store(), spec, manifest, created_at=self._clock.now_ms(), expires_at=expires_at)
-        return self._book.offer(manifest.load_id, load)
+        return self.book.offer(manifest.load_id, load)
 
     def attach(self, load_id: str) -> LoadProgress:
         """Attach a load now to every partition that this process owns or may own; other owners attach it to theirs.
@@ -104,18 +119,21 @@ class Loads:
         meanwhile. It is committed, and readers see it, once it is attached everywhere. Appends to a partition wait
         meanwhile. A partition whose owner is gone, with records that are not in the history, is left to that owner.
         """
-        load = self._book.get(load_id).load
-        parts = self._book.attached(load_id)
+        load = self.book.get(load_id).load
+        parts = self.book.attached(load_id)
         elsewhere: dict[int, str] = {}
         if load.status is LoadStatus.OFFERED:
             elsewhere = self._open_for(load, _wanted(load) - parts.keys(), is_asked=True)
         attached = self._advance(load_id, load, parts)
-        load = self._book.get(load_id).load
+        load = self.book.get(load_id).load
         return LoadProgress(load, attached, elsewhere if load.status is LoadStatus.OFFERED else {})
 
-    def abandon(self, load_id: str) -> Load:
-        """Give a load up: no reader ever sees any of it. `Conflict` if it is committed."""
-        load = self._book.give_up(load_id, unknown_as=never_offered(None, created_at=self._clock.now_ms()))
+    def abandon(self, load_id: str, spec: TopicSpec | None = None) -> Load:
+        """Give a load up: no reader ever sees any of it. `Conflict` if it is committed.
+
+        With `spec`, `UnknownLoad` if it is a load into another topic.
+        """
+        load = self.book.give_up(load_id, unknown_as=never_offered(spec, created_at=self._clock.now_ms()))
         self.finish(load_id, load)
         self._wake(load.topic_id)
         return load
@@ -129,7 +147,7 @@ class Loads:
                         self._safely(
                             "", partial(self._alone_with, shard, lambda shard: self._attaching(shard).resolve())
                         )
-        pending = self._book.pending()
+        pending = self.book.pending()
         # Copies: a thread that was stuck may add to them meanwhile.
         known = self._pending.copy()
         for topic_id in {topic for load_id, topic in known.items() if load_id not in pending}:
@@ -144,9 +162,9 @@ class Loads:
                         self._safely(load_id, partial(self._look, load_id, parts))
 
     def _look(self, load_id: str, parts: dict[int, AttachedPart]) -> None:
-        stored = self._book.find(load_id)
+        stored = self.book.find(load_id)
         if stored is None:
-            self._book.end_unknown(load_id)
+            self.book.end_unknown(load_id)
             return
         self._pending[load_id] = stored.load.topic_id
         self._advance(load_id, stored.load, parts)
@@ -169,7 +187,7 @@ class Loads:
             self._open_for(load, missing, is_asked=load.directory == self._context.holder)
             here = [s for s in self._shards_of(load) if s.ref.partition in missing]
             attached = self._attach(load_id, load, here)
-        ended = self._book.commit(load_id)
+        ended = self.book.commit(load_id)
         if hopeless is not None and ended.status is LoadStatus.OFFERED:
             logger.warning("load %s %s", load_id, hopeless)
             ended = self.abandon(load_id)
@@ -239,7 +257,7 @@ class Loads:
 
     def finish(self, load_id: str, load: Load) -> None:
         """Where a load that was given up is attached, leave gaps."""
-        finish_given_up(self._book, load_id, partial(self._catalog, load), created_at=self._clock.now_ms())
+        finish_given_up(self.book, load_id, partial(self._catalog, load), created_at=self._clock.now_ms())
 
     def _attaching(self, shard: SegmentShard) -> Attaching:
         return Attaching(shard, self._context, self._clock)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
+from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
+from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
 from forebay.errors import Invalid, Moved, Unauthenticated, Unavailable
 from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
@@ -28,6 +31,7 @@ from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus, TopicStatus
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.wire.items import RecordColumns
+from forebay.wire.messages import LoadOffer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,6 +155,8 @@ class Service:
         self._names: list[TopicName] = []
         """All topics, as they were counted last."""
         self._counted_at = float("-inf")
+        self._attaching: dict[tuple[TopicName, str], asyncio.Future[BulkLoad]] = {}
+        """Bulk loads that are being attached: a repeated call waits for the same attempt."""
 
     @property
     def metadata(self) -> MetadataStore:
@@ -347,6 +353,52 @@ class Service:
         self._check_placed(topic, partition)
         return await topic.last_sequence(producer, partition)
 
+    # Bulk loads: owners in other brokers attach what is theirs, so each broker may take the offer
+
+    async def load_target(self, who: Principal, name: TopicName, load_id: str) -> LoadTarget:
+        """Where the segments of a load have to lie."""
+        return await self._loads(who, name).target(load_id)
+
+    async def stage_load(
+        self, who: Principal, name: TopicName, load_id: str, rows: pa.RecordBatch, partition: int
+    ) -> LoadSegment:
+        """Write rows, at least one, as a segment of a load."""
+        return (await self._loads(who, name).stage(load_id, rows, partition))[0]
+
+    async def offer_load(self, who: Principal, name: TopicName, load_id: str, offer: LoadOffer) -> BulkLoad | None:
+        """Offer a load; how far it is, or an earlier one that brings the same batch. `None` if the topic has that."""
+        return await self._loads(who, name).offer(
+            load_id,
+            offer.segments,
+            timeout=None if offer.timeout_ms is None else offer.timeout_ms / 1000,
+            generation=offer.generation,
+            batch=offer.batch,
+        )
+
+    async def load(self, who: Principal, name: TopicName, load_id: str) -> BulkLoad:
+        """How far a load has come."""
+        return await self._loads(who, name).get(load_id)
+
+    async def load_page(
+        self, who: Principal, name: TopicName, *, after: str | None, limit: int
+    ) -> tuple[list[BulkLoad], str | None]:
+        """A page of the loads into a topic, and the id to go on after, if there are more."""
+        return await self._loads(who, name).page(after=after, limit=limit)
+
+    def attach_load(self, who: Principal, name: TopicName, load_id: str) -> asyncio.Future[BulkLoad]:
+        """Begin to attach a load, or join those who wait for that. It goes on although none of them waits any more."""
+        loads = self._loads(who, name)
+        running = self._attaching.get((name, load_id))
+        if running is None:
+            running = asyncio.ensure_future(loads.attach(load_id))
+            self._attaching[name, load_id] = running
+            running.add_done_callback(partial(self._attached, (name, load_id)))
+        return running
+
+    async def abandon_load(self, who: Principal, name: TopicName, load_id: str) -> BulkLoad:
+        """Give a load up."""
+        return await self._loads(who, name).abandon(load_id)
+
     # Groups
 
     async def groups(self, who: Principal) -> list[str]:
@@ -405,6 +457,16 @@ class Service:
         return await found.delete()
 
     # How
+
+    def _loads(self, who: Principal, name: TopicName) -> AsyncLoads:
+        check_may(who, AccessScope.WRITE, name)
+        return self._log.loads_of(name)
+
+    def _attached(self, key: tuple[TopicName, str], done: asyncio.Future[BulkLoad]) -> None:
+        del self._attaching[key]
+        if not done.cancelled():
+            # An error that no caller waits for is not worth a complaint of the event loop.
+            done.exception()
 
     async def _visible_places(self, who: Principal, group: str) -> list[GroupOffset]:
         places = await self._log.group(group).offsets()

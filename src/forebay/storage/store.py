@@ -16,6 +16,7 @@ from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsuppor
 from forebay.format.metadata.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.loads.service import Loads
+from forebay.loads.topic import TopicLoads
 from forebay.metadata import MetadataStore
 from forebay.partitioning import check_partition
 from forebay.records import check_offset
@@ -308,6 +309,10 @@ class Storage:
     def loads(self) -> Loads:
         """Bulk loads into the topics here."""
         return self._writable().loads
+
+    def loads_of(self, name: str | TopicName) -> TopicLoads:
+        """Bulk loads into one topic; `Unsupported` where no topic takes one."""
+        return TopicLoads(self.loads, TopicName.parse(name), self._clock)
 
     def clear_moved(self) -> None:
         """Remove local files of shards that another directory has by now. What history lacks is set aside.

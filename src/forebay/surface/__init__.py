@@ -1,4 +1,4 @@
-"""What every way of using Forebay offers: logs, topics, acks, readers, groups and streams as Protocols, without code.
+"""What every way of using Forebay offers, as Protocols without code: logs, topics, loads, readers, groups, streams.
 
 `surface.Log`, `surface.TopicHandle`, … are for calls that return when they are done: `forebay.open` gives a `Log`.
 The same for asyncio stands in `surface.awaiting`: `forebay.aio.open` gives an `awaiting.Log`. A program that is written
@@ -9,6 +9,6 @@ Operations of the process that owns the files (recovery, exports, moves, workers
 
 from __future__ import annotations
 
-from forebay.surface.blocking import Ack, BatchAck, Group, Log, Reader, Stream, TopicHandle
+from forebay.surface.blocking import Ack, BatchAck, BulkLoads, Group, Log, Reader, Stream, TopicHandle
 
-__all__ = ["Ack", "BatchAck", "Group", "Log", "Reader", "Stream", "TopicHandle"]
+__all__ = ["Ack", "BatchAck", "BulkLoads", "Group", "Log", "Reader", "Stream", "TopicHandle"]

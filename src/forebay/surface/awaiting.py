@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequenc
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, Unpack
 
+from forebay.bulk import BulkLoad, LoadBatch, LoadSegment, LoadTarget
 from forebay.errors import ForebayError
 from forebay.records import (
     EARLIEST,
@@ -30,6 +31,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 PAGE_RECORDS = 10_000
 PAGE_BYTES = 1024 * 1024
+PAGE_LOADS = 1_000
 
 
 class Stream(Protocol[T_co]):
@@ -161,6 +163,52 @@ class Group(Protocol):
 
     async def delete(self) -> int:
         """Forget every cursor of the group; how many there were."""
+
+
+class BulkLoads(Protocol):
+    """Bulk loads into one topic: segments that were staged beside the log come in everywhere at once, or nowhere.
+
+    Stage rows, or write segments into the store that `target` names; `offer` them all under one id; `attach`, and
+    `wait` until the load is over. A program that ends anywhere in between repeats all of it under another id, or the
+    same calls with the same segments.
+    """
+
+    async def target(self, load_id: str) -> LoadTarget:
+        """Where the segments of a load with this id have to lie. Nothing is recorded."""
+
+    async def stage(self, load_id: str, batch: pa.RecordBatch, partition: int = 0) -> Sequence[LoadSegment]:
+        """Write rows as segments of the load, for callers that do not reach the store; what to offer then."""
+
+    async def offer(
+        self,
+        load_id: str,
+        segments: Iterable[LoadSegment],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - of the load, not of this call
+        generation: int | None = None,
+        batch: LoadBatch | None = None,
+    ) -> BulkLoad | None:
+        """Have the owners of the partitions attach these segments, all of them or none; how far the load is.
+
+        It is given up if it is not attached everywhere within `timeout` seconds. `Conflict` if the topic has other
+        partitions than at `generation`. With `batch`, the load that brings the batch: an earlier one that is not over
+        goes first; `None` if the topic has the batch already. Harmless when repeated.
+        """
+
+    async def get(self, load_id: str) -> BulkLoad:
+        """How far a load has come; `UnknownLoad` if it was never offered to this topic."""
+
+    async def page(self, *, after: str | None = None, limit: int = PAGE_LOADS) -> tuple[list[BulkLoad], str | None]:
+        """Loads by id, and the id to go on after if there are more."""
+
+    async def attach(self, load_id: str) -> BulkLoad:
+        """Attach a load now where that can be done; how far it is then."""
+
+    async def wait(self, load_id: str, timeout: float) -> BulkLoad:  # noqa: ASYNC109 - it may pass without an error
+        """How far a load is, once it is over or so many seconds have passed."""
+
+    async def abandon(self, load_id: str) -> BulkLoad:
+        """Give a load up: no reader ever sees any of it. `Conflict` if it is committed; harmless when repeated."""
 
 
 class TopicHandle(Protocol):
@@ -381,6 +429,9 @@ class Log(Protocol):
 
     async def delete_topic(self, name: str | TopicName) -> None:
         """Delete a topic with all its records: from the return on it is unknown."""
+
+    def loads_of(self, name: str | TopicName) -> BulkLoads:
+        """Bulk loads into one topic; `Unsupported` where no topic takes one."""
 
     def group(self, name: str) -> Group:
         """The consumer group of this name; it need not exist yet."""

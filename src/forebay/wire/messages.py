@@ -11,10 +11,12 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from forebay.bulk import BulkLoad, LoadBatch, LoadSegment
 from forebay.records import CommitAck, GroupOffset, Offsets
 from forebay.topics import PARTITIONS_MAX, Cleanup, Durability, Engine, OnFull, TopicSpec
 from forebay.wire.items import GapItem
 
+LOAD_TIMEOUT_MAX_MS = 366 * 86_400_000
 Limit = Annotated[int, Meta(ge=1)] | None
 Partitions = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": PARTITIONS_MAX})]
 """Documented here; the topic itself refuses what is wrong, and names what is allowed."""
@@ -198,6 +200,34 @@ class RetainedItem(msgspec.Struct, frozen=True, kw_only=True):
     """Records that a newer one of their key superseded."""
     files: int
     """Local files whose records history has, or that hold none any more."""
+
+
+class LoadOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a bulk load brings: segments that lie in the store, those of each partition in their order."""
+
+    segments: list[LoadSegment]
+    timeout_ms: Annotated[int, Meta(ge=0, le=LOAD_TIMEOUT_MAX_MS)] | None = None
+    """If it is not attached everywhere by then, it is given up; left out: never."""
+    generation: int | None = None
+    """That of the topic when the load was planned: `conflict` if it has other partitions now."""
+    batch: LoadBatch | None = None
+    """Of a streaming query: the topic gets each batch once."""
+
+
+class OfferedLoad(msgspec.Struct, frozen=True):
+    """The load that brings what was offered: an earlier one, if that brings the same batch and is not over.
+
+    `null` if the topic has the batch already.
+    """
+
+    load: BulkLoad | None
+
+
+class LoadList(msgspec.Struct, frozen=True):
+    """Some loads into a topic, by id. With `after`, ask again for those behind that id; without, there are no more."""
+
+    loads: list[BulkLoad]
+    after: str | None = None
 
 
 class GroupPage(msgspec.Struct, frozen=True):

@@ -17,7 +17,8 @@ from typing import Any, Protocol, TypeVar, cast
 import pyarrow as pa
 import pytest
 
-from forebay.errors import Closed, Conflict, Invalid, UnknownTopic, Unsupported
+from forebay.bulk import LoadBatch
+from forebay.errors import Closed, Conflict, Invalid, UnknownLoad, UnknownTopic, Unsupported
 from forebay.records import EARLIEST, LATEST, Position, Record
 from forebay.surface import Log, TopicHandle
 from forebay.surface import awaiting as asyncio_surface
@@ -504,6 +505,77 @@ class LastingContract(SurfaceContract):
 
         assert topic.offsets().durable == 3
 
+    # Bulk loads
+
+    def test_a_bulk_load_comes_in_everywhere_at_once(self, log: Log) -> None:
+        topic = log.create_topic("shop/orders", partitions=2)
+        topic.append(b"first", partition=0)
+        loads = log.loads_of("shop/orders")
+        generation = loads.target("one").generation
+        segments = [*loads.stage("one", _rows(b"a", b"b")), *loads.stage("one", _rows(b"c"), 1)]
+
+        offered = loads.offer("one", segments, timeout=PATIENT_S, generation=generation)
+        again = loads.offer("one", segments)
+        loads.attach("one")
+        ended = loads.wait("one", PATIENT_S)
+
+        assert offered is not None and again is not None
+        assert (offered.load_id, again.load_id, again.expires_at) == ("one", "one", offered.expires_at)
+        assert (ended.status, ended.waiting) == ("committed", {})
+        assert [(part.partition, part.start, part.records) for part in ended.parts] == [(0, 1, 2), (1, 0, 1)]
+        assert values(topic.read(partition=0)) == [b"first", b"a", b"b"]
+        assert values(topic.read(partition=1)) == [b"c"]
+        assert loads.page() == ([loads.get("one")], None)
+        with pytest.raises(Conflict):
+            loads.abandon("one")
+
+    def test_a_bulk_load_that_is_given_up_brings_nothing(self, log: Log) -> None:
+        topic = log.create_topic("shop/orders")
+        loads = log.loads_of("shop/orders")
+        loads.offer("one", [])
+        segments = loads.stage("two", _rows(b"a"))
+
+        assert loads.abandon("two").status == loads.abandon("two").status == "abandoned"
+        with pytest.raises(Conflict):
+            loads.offer("two", segments)
+
+        assert values(topic.read()) == []
+        assert [load.load_id for load in loads.page(after="one", limit=5)[0]] == ["two"]
+
+    def test_a_bulk_load_of_a_batch_comes_in_once(self, log: Log) -> None:
+        topic = log.create_topic("shop/orders")
+        loads = log.loads_of("shop/orders")
+        batch = LoadBatch(query_id="8c2e", batch_id=0)
+        first = loads.stage("first", _rows(b"a"))
+
+        offered = loads.offer("first", first, batch=batch)
+        standing = loads.offer("second", loads.stage("second", _rows(b"a")), batch=batch)
+        loads.attach("first")
+        loads.wait("first", PATIENT_S)
+
+        assert offered is not None and standing is not None
+        assert (offered.batch, standing.load_id) == (batch, "first")
+        assert loads.offer("second", loads.stage("second", _rows(b"a")), batch=batch) is None
+        assert values(topic.read()) == [b"a"]
+
+    def test_a_bulk_load_that_is_unknown_or_wrong_is_refused(self, log: Log) -> None:
+        log.create_topic("shop/orders")
+        loads = log.loads_of("shop/orders")
+
+        for call in (loads.get, loads.attach, lambda load_id: loads.wait(load_id, 0)):
+            with pytest.raises(UnknownLoad):
+                call("none")
+        with pytest.raises(Invalid):
+            loads.offer("one", [*loads.stage("two", _rows(b"a"))])
+        with pytest.raises(Invalid):
+            loads.target("a/b")
+        with pytest.raises(UnknownTopic):
+            log.loads_of("shop/none").target("one")
+
+
+def _rows(*column: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": list(column)}, schema=pa.schema([("value", pa.binary())]))
+
 
 class BesideContract:
     """A log that is opened read-only beside its owner. Give it a fixture `logs`: the owner, and the other."""
@@ -574,7 +646,7 @@ def called() -> Iterator[Callable[[asyncio_surface.Log], Log]]:
 
 
 class _Called:
-    """A log, topic, reader or group of asyncio; a call is made in the loop, and returns what it came to."""
+    """A log, topic, reader, group or bulk loads of asyncio; a call is made in the loop, and returns what it came to."""
 
     def __init__(self, target: object, loop: asyncio.AbstractEventLoop) -> None:
         self._target = target
@@ -601,7 +673,7 @@ class _Called:
             return _CalledStream(result, self._loop)
         if inspect.isawaitable(result):
             return _CalledAck(result, self._loop)
-        is_handle = any(hasattr(result, verb) for verb in ("reader", "ack_up_to", "commit"))
+        is_handle = any(hasattr(result, verb) for verb in ("reader", "ack_up_to", "commit", "abandon"))
         return _Called(result, self._loop) if is_handle else result
 
 
