@@ -34,7 +34,7 @@ from forebay.testing.invariants import (
 )
 from forebay.topics import Durability
 
-FSYNC, DISK, MEMORY = Durability.FSYNC, Durability.DISK, Durability.MEMORY
+FSYNC, DISK, MEMORY, EPHEMERAL = Durability.FSYNC, Durability.DISK, Durability.MEMORY, Durability.EPHEMERAL
 ACKED, REFUSED, INDETERMINATE = AppendOutcome.ACKED, AppendOutcome.REFUSED, AppendOutcome.INDETERMINATE
 THREE: Final[list[Event]] = [
     Begun(0, (b"a",)),
@@ -56,7 +56,7 @@ def _reading(*steps: tuple[int, bytes] | Gap, next_offset: int | None = None, en
 WHOLE: Final = _reading((0, b"a"), (1, b"b"), (2, b"c"), (3, b"d"))
 
 
-@pytest.mark.parametrize("durability", [FSYNC, DISK, MEMORY])
+@pytest.mark.parametrize("durability", [FSYNC, DISK, MEMORY, EPHEMERAL])
 def test_a_true_history_breaks_nothing(durability: Durability) -> None:
     assert check_log(ShardEvents(durability, THREE), WHOLE) == []
 
@@ -87,6 +87,39 @@ BAD: Final[dict[str, tuple[Durability, list[Event], Reading, str]]] = {
         [Begun(0, (b"a",), "t"), AppendAnswered(0, ACKED, 1), Begun(1, (b"b",), "t"), AppendAnswered(1, ACKED, 0)],
         _reading((0, b"b"), (1, b"a")),
         "I5",
+    ),
+    "reordered by a repeat": (
+        FSYNC,
+        [
+            Begun(0, (b"a",), "t", (1, 0)),
+            AppendAnswered(0, INDETERMINATE),
+            Crashed(power=False),
+            Begun(1, (b"b",), "t", (1, 1)),
+            AppendAnswered(1, ACKED, 0),
+            Begun(2, (b"a",), "t", (1, 0)),
+            AppendAnswered(2, ACKED, 1),
+        ],
+        _reading((0, b"b"), (1, b"a")),
+        "I5",
+    ),
+    "duplicated by a repeat": (
+        DISK,
+        [
+            Begun(0, (b"a",), "t", (1, 0)),
+            AppendAnswered(0, INDETERMINATE),
+            Crashed(power=False),
+            Begun(1, (b"a",), "t", (1, 0)),
+            AppendAnswered(1, ACKED, 1),
+        ],
+        _reading((0, b"a"), (1, b"a")),
+        "I5",
+    ),
+    "lost while the process lives": (MEMORY, THREE, _reading((0, b"a"), next_offset=4), "I2"),
+    "given out again by a class that keeps nothing": (
+        EPHEMERAL,
+        [*THREE, Crashed(power=False), Begun(3, (b"e",)), AppendAnswered(3, ACKED, 2)],
+        _reading(Gap(0, 2, Reason.LOST), (2, b"e"), next_offset=9),
+        "I4",
     ),
     "duplicated": (FSYNC, THREE, _reading(*WHOLE.records, (4, b"d")), "I5"),  # type: ignore[arg-type]
     "next goes back": (FSYNC, [], _reading(Gap(0, 4, Reason.LOST), next_offset=2), "I5"),
@@ -127,8 +160,9 @@ def test_a_suffix_that_was_never_synced_may_be_gone_after_a_power_cut() -> None:
     assert check_log(history, _reading((0, b"a"), (1, b"b"), (2, b"c"), next_offset=8)) == []
 
 
-def test_class_memory_promises_nothing_across_a_crash_but_its_offsets() -> None:
-    history = ShardEvents(MEMORY, [*THREE, Crashed(power=False)])
+@pytest.mark.parametrize("durability", [MEMORY, EPHEMERAL])
+def test_a_class_in_memory_promises_nothing_across_a_crash_but_its_offsets(durability: Durability) -> None:
+    history = ShardEvents(durability, [*THREE, Crashed(power=False)])
 
     assert check_log(history, _reading(next_offset=8)) == []
     assert names_of(check_log(history, _reading(next_offset=2))) == {"I4"}

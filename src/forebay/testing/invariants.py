@@ -13,8 +13,10 @@ sequence), same offset · I27 bounded · I28 after an I/O error healthy, or read
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 from forebay.format.frame.head import HEADER
@@ -44,6 +46,7 @@ def check_log(history: ShardEvents, reading: Reading) -> list[Violation]:
         *nothing_fabricated(history, reading),
         *one_record_per_offset(history, reading),
         *offsets_rise(history, reading),
+        *sequences_rise(history),
         *stream_is_gapless(reading),
         *nothing_seen_vanished(history, reading),
         *refused_stays_away(history, reading),
@@ -139,6 +142,21 @@ def offsets_rise(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
             yield Violation("I5", f"{value!r} is there {count} times")
     if reading.next < reading.end:
         yield Violation("I5", f"the next offset {reading.next} lies below the end {reading.end}")
+
+
+def sequences_rise(history: ShardEvents) -> Iterator[Violation]:
+    """I5 for idempotent producers: what has a higher sequence lies behind, however often it was sent."""
+    by_producer: dict[int, dict[int, Append]] = {}
+    for append in history.acked:
+        if append.begun.producing is not None and history.must_survive(append):
+            producer, sequence = append.begun.producing
+            by_producer.setdefault(producer, {}).setdefault(sequence, append)
+    for producer, appends in by_producer.items():
+        for (lower, first), (higher, second) in itertools.pairwise(sorted(appends.items(), key=itemgetter(0))):
+            if second.offset < first.offset + len(first.begun.values):
+                yield Violation(
+                    "I5", f"producer {producer}: {higher} was given {second.offset}, {lower} before it {first.offset}"
+                )
 
 
 def stream_is_gapless(reading: Reading) -> Iterator[Violation]:
