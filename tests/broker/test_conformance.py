@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import pytest
 from typer.testing import CliRunner
 
+import forebay
+from forebay.broker.routes import FoundRoute, Router
+from forebay.broker.table import ROUTES
 from forebay.cli.app import app
+from forebay.clock import SystemClock
+from forebay.service.principals import AccessScope
+from forebay.service.tokens import Tokens
 from forebay.testing import conformance
 from forebay.testing.conformance import CHECKS, NAMESPACE_PREFIX, ConformanceProbe, Nonconforming, run_checks
 from tests.support.brokers import START_SECONDS, RunningBroker, running_broker, server_settings
@@ -32,6 +39,49 @@ def test_a_broker_passes_and_keeps_nothing_of_the_checks(broker: RunningBroker) 
     assert result.stdout.endswith(f"{len(CHECKS)} checks, 0 failed\n")
     with broker.client() as client:
         assert client.get("/v1/topics", params={"prefix": NAMESPACE_PREFIX}).json()["topics"] == []
+
+
+def test_a_broker_that_asks_for_tokens_passes_with_one_that_has_every_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = server_settings(access="tokens")
+    with forebay.open(tmp_path / "data") as log:
+        tokens = Tokens(log.metadata, settings.metadata.prefix, SystemClock())
+        secret = tokens.create("checks", scopes=tuple(AccessScope), prefixes=["*"]).secret.reveal()
+    with running_broker(tmp_path / "data", settings) as broker:
+        without = CliRunner().invoke(app, ["conformance", broker.url])
+        monkeypatch.setenv("FOREBAY_TOKEN", secret)
+        result = CliRunner().invoke(app, ["conformance", broker.url])
+
+    assert result.exit_code == 0, result.stdout
+    assert result.stdout.endswith(f"{len(CHECKS)} checks, 0 failed\n")
+    assert secret not in result.stdout
+    assert without.exit_code == 1
+    assert "401" in without.stdout
+
+
+class Noting(httpx.HTTPTransport):
+    """Notes which routes of the table a client asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._router = Router(ROUTES)
+        self.routes: set[str] = set()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        found = self._router.find(request.method, request.url.raw_path.partition(b"?")[0])
+        answer = super().handle_request(request)
+        if isinstance(found, FoundRoute) and answer.is_success:
+            self.routes.add(found.route.name)
+        return answer
+
+
+def test_every_route_of_the_table_is_checked(broker: RunningBroker) -> None:
+    noting = Noting()
+    with httpx.Client(base_url=broker.url, timeout=START_SECONDS, transport=noting) as client:
+        assert [done for done in run_checks(client) if done.failure is not None] == []
+
+    assert sorted({route.name for route in ROUTES} - noting.routes) == []
 
 
 def test_no_broker_at_the_address_is_a_clear_refusal() -> None:

@@ -25,6 +25,7 @@ from forebay.wire.events import EventDecoder, ServerEvent
 WAIT_SECONDS: Final = 30.0
 """How long a check waits for what must come soon."""
 NAMESPACE_PREFIX: Final = "conformance-"
+UNAUTHENTICATED: Final = 401
 ERROR_FIELDS: Final = {"code", "message", "detail"}
 _RECORDS: Final[list[dict[str, Any]]] = [
     {"value": "plain", "key": "k", "tag": "eu", "headers": {"trace": "a1"}, "timestamp": 1_935_903_600_000},
@@ -74,6 +75,12 @@ class ConformanceProbe:
         if answer.status_code != status:
             raise Nonconforming(f"{method} {path} answered {answer.status_code}, not {status}: {answer.text[:300]}")
         return answer.json() if answer.content else None
+
+    def do(self, method: str, path: str, **request: Any) -> None:
+        """Make a request that must go well, whatever it answers."""
+        answer = self.client.request(method, path, **request)
+        if not answer.is_success:
+            raise Nonconforming(f"{method} {path} answered {answer.status_code}: {answer.text[:300]}")
 
     def refuse(self, method: str, path: str, status: int, code: str, **request: Any) -> dict[str, Any]:
         """The error of a request that must be refused like this, in the one shape."""
@@ -147,6 +154,34 @@ def check_the_document_names_the_routes(probe: ConformanceProbe) -> None:
     paths = probe.ask("GET", "/v1/openapi.json")["paths"]
     wanted = {"/v1/topics", "/v1/topics/{namespace}/{topic}/records", "/v1/watch", "/v1/ready"}
     same("routes that the document leaves out", sorted(wanted - paths.keys()), [])
+
+
+def check_the_broker_shows_its_routes_and_measures_itself(probe: ConformanceProbe) -> None:
+    page = probe.client.get("/docs")
+    same("the page of all routes", (page.status_code, page.headers["content-type"][:9]), (200, "text/html"))
+    metrics = probe.client.get("/metrics")
+    same("the status of the metrics", metrics.status_code, 200)
+    same("forebay_ready among the metrics", "forebay_ready 1.0" in metrics.text.splitlines(), True)
+
+
+def check_a_call_without_a_token_is_refused_where_one_is_asked_for(probe: ConformanceProbe) -> None:
+    def status(path: str, token: str | None) -> int:
+        request = probe.client.build_request("GET", path)
+        request.headers.pop("authorization", None)
+        if token is not None:
+            request.headers["authorization"] = f"Bearer {token}"
+        answer = probe.client.send(request)
+        if answer.status_code == UNAUTHENTICATED:
+            same("the code of the refusal", answer.json()["error"]["code"], "unauthenticated")
+            same("what the refusal asks for", answer.headers["www-authenticate"], "Bearer")
+        return answer.status_code
+
+    same("the health of the broker, asked without a token", status("/v1/health", None), 200)
+    same("whether it is ready, asked without a token", status("/v1/ready", None), 200)
+    if status("/v1/topics", None) == UNAUTHENTICATED:
+        for path in ("/v1/topics", "/v1/groups", "/v1/status", "/metrics", "/v1/watch?topic=a/b", "/v1/topics/a/b"):
+            same(f"{path} without a token", status(path, None), UNAUTHENTICATED)
+            same(f"{path} with a token that there is not", status(path, "no-such-token"), UNAUTHENTICATED)
 
 
 def check_topics_are_made_changed_listed_and_deleted(probe: ConformanceProbe) -> None:
@@ -249,6 +284,14 @@ def check_a_repeated_append_is_stored_once(probe: ConformanceProbe) -> None:
     same("the values", probe.values(topic), ["a", "b", "c"])
 
 
+def check_a_producer_finds_how_far_it_has_come(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    same("of a new producer", probe.ask("GET", f"{topic}/sequence", params={"producer": 7})["sequence"], None)
+    for sequence in range(3):
+        probe.append(topic, [f"{sequence}"], producer=7, sequence=sequence)
+    same("the last sequence", probe.ask("GET", f"{topic}/sequence", params={"producer": 7})["sequence"], 2)
+
+
 def check_appends_at_once_get_offsets_of_their_own(probe: ConformanceProbe) -> None:
     topic = probe.topic()
 
@@ -316,6 +359,7 @@ def check_groups_keep_their_place(probe: ConformanceProbe) -> None:
     same("the place of a new group", probe.ask("GET", f"{group}/offset", params=where)["offset"], None)
     probe.ask("POST", f"{group}/commit", json={**where, "offset": 3})
     same("the place", probe.ask("GET", f"{group}/offset", params=where)["offset"], 3)
+    same("whether it is listed", probe.namespace in probe.ask("GET", "/v1/groups")["groups"], True)
     place = probe.ask("GET", group)["places"][0]
     same("offset, end and lag", (place["offset"], place["end"], place["lag"]), (3, 5, 2))
     probe.refuse("POST", f"{group}/commit", 409, "conflict", json={**where, "offset": 4, "expected": 1})
@@ -348,6 +392,56 @@ def check_deleted_records_are_gone(probe: ConformanceProbe) -> None:
     same("the values that are left", left, ["5", "7", "8"])
 
 
+def check_a_topic_is_made_durable_and_history(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    name = topic.removeprefix("/v1/topics/")
+    for value in "abc":
+        probe.append(topic, [value])
+        probe.do("POST", f"{topic}/rotate")
+    probe.do("POST", f"{topic}/flush")
+    probe.do("POST", f"{topic}/export")
+    history = [(each["start"], each["end"]) for each in probe.ask("GET", f"{topic}/segments")["history"]]
+    same("the ends of the history", (history[0][0], history[-1][1]), (0, 3))
+    same("where pieces of the history end", [end for _, end in history[:-1]], [start for start, _ in history[1:]])
+    (partition,) = probe.ask("GET", f"{topic}/status")["partitions"]
+    offsets = partition["offsets"]
+    found = (partition["failure"], offsets["next"], offsets["durable"], offsets["exported"])
+    same("failure, next, durable and exported of the partition", found, (None, 3, 3, 3))
+    shown = [each["topic"] for each in probe.ask("GET", "/v1/status")["partitions"]]
+    same("whether the broker shows the partition", name in shown, True)
+    same("the values", probe.values(topic), ["a", "b", "c"])
+
+
+def check_limits_are_applied_on_demand(probe: ConformanceProbe) -> None:
+    topic = probe.topic(cleanup="compact", compact_lag_ms=0)
+    probe.ask("POST", f"{topic}/records", json=[{"value": f"{number}", "key": "k"} for number in range(5)])
+    probe.do("POST", f"{topic}/rotate")
+    probe.do("POST", f"{topic}/retain")
+    same("the values that are left", [item["value"] for item in probe.read(topic) if "value" in item], ["4"])
+
+
+def check_a_sealed_topic_takes_no_records_until_it_is_taken_back(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    probe.append(topic, ["a"])
+    probe.do("POST", f"{topic}/seal")
+    refused = probe.client.post(f"{topic}/records", json=[{"value": "b"}])
+    same("whether a sealed topic refuses records", refused.is_error, True)
+    same("the values of a sealed topic", probe.values(topic), ["a"])
+    probe.do("POST", f"{topic}/unseal")
+    same("the offset behind the seal", probe.append(topic, ["c"])[0]["first"], 1)
+    same("the values", probe.values(topic), ["a", "c"])
+
+
+def check_a_topic_is_copied_once(probe: ConformanceProbe) -> None:
+    source, target = probe.topic(), probe.topic()
+    probe.append(source, ["a", "b"])
+    for count in (2, 0):
+        copied = probe.ask("POST", f"{source}/copy", json={"target": target.removeprefix("/v1/topics/")})
+        found = (copied["copied"], copied["source"], copied["target"])
+        same("records copied now, in the source and in the target", found, (count, 2, 2))
+    same("the values of the copy", probe.values(target), ["a", "b"])
+
+
 def check_wrong_requests_are_refused_in_one_shape(probe: ConformanceProbe) -> None:
     topic = probe.topic()
     records = f"{topic}/records"
@@ -365,6 +459,8 @@ def check_wrong_requests_are_refused_in_one_shape(probe: ConformanceProbe) -> No
 CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_the_broker_is_ready,
     check_the_document_names_the_routes,
+    check_the_broker_shows_its_routes_and_measures_itself,
+    check_a_call_without_a_token_is_refused_where_one_is_asked_for,
     check_topics_are_made_changed_listed_and_deleted,
     check_a_topic_made_again_is_empty,
     check_records_are_read_as_they_were_sent,
@@ -372,12 +468,17 @@ CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_pages_follow_each_other_without_a_gap,
     check_a_key_has_one_partition,
     check_a_repeated_append_is_stored_once,
+    check_a_producer_finds_how_far_it_has_come,
     check_appends_at_once_get_offsets_of_their_own,
     check_a_read_waits_for_records,
     check_a_stream_resumes_where_it_was_left,
     check_groups_keep_their_place,
     check_records_are_found_by_key_tag_and_time,
     check_deleted_records_are_gone,
+    check_a_topic_is_made_durable_and_history,
+    check_limits_are_applied_on_demand,
+    check_a_sealed_topic_takes_no_records_until_it_is_taken_back,
+    check_a_topic_is_copied_once,
     check_wrong_requests_are_refused_in_one_shape,
 )
 """In the order in which they run: the simple promises first."""
