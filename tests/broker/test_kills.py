@@ -2,7 +2,8 @@
 
 Clients append to topics of every durability class, each with a producer and sequences, and send again what they have no
 answer for; readers follow beside them. Every answer is kept as an event of its shard, and the checker of histories
-compares all of them with what the last broker has.
+compares all of them with what the last broker has. Clients of the library produce batches and follow streams over all
+kills, by themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
+import forebay
+from forebay.client import RemoteLog
 from forebay.locks import Rank, RankedCondition
 from forebay.records import Gap, Reason
 from forebay.testing.history import (
@@ -33,10 +36,11 @@ from forebay.testing.history import (
     ReadSeen,
     ShardEvents,
 )
-from forebay.testing.invariants import check_log, no_crash_is_damage
+from forebay.testing.invariants import check_log, no_crash_is_damage, stream_is_gapless
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.brokers import START_SECONDS, BrokerCommand
+from tests.support.proxies import CuttingProxy, cutting_proxy
 from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if SOAK else 600)]  # a shared machine may be busy
@@ -50,6 +54,7 @@ PRODUCERS: Final = 3
 CLASSES: Final = (Durability.EPHEMERAL, Durability.MEMORY, Durability.DISK, Durability.FSYNC)
 KEEPS_ITS_PRODUCERS: Final = {Durability.FSYNC, Durability.DISK}
 PAGE_RECORDS: Final = 500
+NO_BROKER: Final = "http://127.0.0.1:9"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +224,8 @@ class Follower:
                         break
                     steps = steps_of(page)
                     self._shard.add(ReadSeen(tuple(step for step in steps if not isinstance(step, Gap))))
+                    shown = Reading(start=offset, steps=tuple(steps), end=page["next"], next=page["next"])
+                    assert list(stream_is_gapless(shown)) == []
                     offset = page["next"]
             life = self._lives.after(life.number)
 
@@ -254,6 +261,78 @@ def read_shard(client: httpx.Client, shard: KeptShard) -> Reading:
     return Reading(start=0, steps=tuple(steps), end=offset, next=offsets["next"])
 
 
+class BatchingClient:
+    """A client of the library with a topic of its own, which goes on from broker to broker by itself.
+
+    One thread produces batches, another one follows.
+    """
+
+    def __init__(self, log: RemoteLog, durability: Durability) -> None:
+        self._log = log
+        self._durability = durability
+        self._name = f"kills/batched-{durability.value}"
+        self._is_enough = threading.Event()
+        self._has_begun = threading.Event()
+        self.sent: list[tuple[bytes, int]] = []
+        """Values, in the order in which they were appended, and the offsets that they were given."""
+        self._followed: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(PARTITIONS)}
+        """By partition, offset and value of each record of the stream."""
+
+    def begin(self) -> None:
+        """Make the topic, once there is a broker."""
+        self._log.create_topic(self._name, durability=self._durability.value, partitions=PARTITIONS)
+        self._has_begun.set()
+
+    def end(self) -> None:
+        """It is enough, and there is a broker that stays."""
+        self._is_enough.set()
+
+    def produce(self) -> None:
+        """Append until it is enough; every record is acknowledged, however many brokers that takes."""
+        assert self._has_begun.wait(START_SECONDS)
+        numbers = itertools.count()
+        with self._log.topic(self._name).producer(linger_ms=1, batch_records=16) as producer:
+            while not self._is_enough.is_set():
+                values = [b"%d" % next(numbers) for _ in range(50)]
+                acks = [producer.append_nowait(value, key=b"%d" % (int(value) % 5)) for value in values]
+                self.sent += [(value, ack.result(START_SECONDS)) for value, ack in zip(values, acks, strict=True)]
+
+    def follow(self) -> None:
+        """Take what the stream brings until it is enough."""
+        assert self._has_begun.wait(START_SECONDS)
+        with self._log.topic(self._name).follow(forebay.EARLIEST, timeout=0.1) as stream:
+            while not self._is_enough.is_set():
+                for record in stream:
+                    self._followed[record.partition].append((record.offset, record.value))
+
+    def check(self) -> None:
+        """What the last broker has is what was acknowledged, once and in order; so is what the stream has brought."""
+        records = list(self._log.topic(self._name).read())
+        places = {record.value: record.offset for record in records}
+        assert len(places) == len(records), "a record is there twice"
+        assert places == dict(self.sent)
+        for partition, followed in self._followed.items():
+            held = [(record.offset, record.value) for record in records if record.partition == partition]
+            assert [int(value or b"") for _, value in held] == sorted(int(value or b"") for _, value in held)
+            assert followed == held[: len(followed)]
+            assert followed
+
+
+@contextmanager
+def batching_clients(log: RemoteLog) -> Iterator[list[BatchingClient]]:
+    """A client of the library for each class that keeps its records, in threads until the block ends."""
+    found = [BatchingClient(log, durability) for durability in sorted(KEEPS_ITS_PRODUCERS)]
+    with ThreadPoolExecutor(2 * len(found)) as pool:
+        done = [pool.submit(work) for client in found for work in (client.produce, client.follow)]
+        try:
+            yield found
+        finally:
+            for client in found:
+                client.end()
+            for each in done:
+                each.result()
+
+
 @contextmanager
 def clients_of(lives: Lives, shards: Sequence[KeptShard]) -> Iterator[int]:
     """Every client in a thread of its own, ended when it is enough; how many there are."""
@@ -273,18 +352,27 @@ def clients_of(lives: Lives, shards: Sequence[KeptShard]) -> Iterator[int]:
                 each.result()  # A client that failed says more than the wait for it.
 
 
-def test_a_broker_killed_under_load_keeps_what_it_acknowledged(tmp_path: Path, ledger: Ledger) -> None:
-    shards = [KeptShard(durability, partition) for durability in CLASSES for partition in range(PARTITIONS)]
-    lives = Lives()
-    chance = random.Random(13)
+def make_topics(client: httpx.Client) -> None:
+    for durability in CLASSES:
+        asked = {"durability": durability.value, "partitions": PARTITIONS}
+        answer = client.put(f"/v1/topics/kills/{durability.value}", json=asked)
+        assert answer.status_code == httpx.codes.CREATED, answer.text
+
+
+def kill_under_load(
+    path: Path, shards: Sequence[KeptShard], proxy: CuttingProxy, batching: Sequence[BatchingClient]
+) -> None:
+    """Start brokers, one after the other, and kill each while clients append and read."""
+    lives, chance = Lives(), random.Random(13)
     with clients_of(lives, shards) as clients:
         for number in range(KILLS):
-            with BrokerCommand(tmp_path / "data") as broker:
+            with BrokerCommand(path) as broker:
+                proxy.target = broker.url
                 with broker.client() as asking:
-                    for durability in CLASSES if number == 0 else ():
-                        asked = {"durability": durability.value, "partitions": PARTITIONS}
-                        answer = asking.put(f"/v1/topics/kills/{durability.value}", json=asked)
-                        assert answer.status_code == httpx.codes.CREATED, answer.text
+                    if number == 0:
+                        make_topics(asking)
+                        for each in batching:
+                            each.begin()
                 lives.begin(broker.url)
                 lives.wait_for_acks(chance.randint(*ACKS))
                 code, logged = broker.end(signal.SIGKILL)
@@ -294,9 +382,20 @@ def test_a_broker_killed_under_load_keeps_what_it_acknowledged(tmp_path: Path, l
             for shard in shards:
                 shard.add(Crashed(power=False))
 
-    with BrokerCommand(tmp_path / "data") as broker, broker.client() as client:
+
+def test_a_broker_killed_under_load_keeps_what_it_acknowledged(tmp_path: Path, ledger: Ledger) -> None:
+    shards = [KeptShard(durability, partition) for durability in CLASSES for partition in range(PARTITIONS)]
+    with cutting_proxy(NO_BROKER) as proxy, forebay.connect(proxy.url) as log, ExitStack() as held:
+        with batching_clients(log) as batching:
+            kill_under_load(tmp_path / "data", shards, proxy, batching)
+            broker = held.enter_context(BrokerCommand(tmp_path / "data"))
+            proxy.target = broker.url
+        client = held.enter_context(broker.client())
         assert client.get("/v1/ready").json()["degraded"] == []
         readings = [read_shard(client, shard) for shard in shards]
+        for each in batching:
+            each.check()
+            ledger.count("acknowledged to clients of the library", n=len(each.sent))
     found: list[str] = []
     for shard, reading in zip(shards, readings, strict=True):
         history = ShardEvents(shard.durability, shard.events)
