@@ -82,13 +82,15 @@ class House:
         self.patch.setattr(where, name, slowly)
 
     def count_checks(self) -> None:
-        """Count how often an owner is checked, by topic."""
-        real = SegmentShard.check_owner
+        """Have the owner of each shard checked at every step, as after the end of its session, and count it by topic.
+
+        The check itself would end the shard: see the test of a session that has ended.
+        """
 
         def counted(shard: SegmentShard) -> None:
             self.checked[shard.ref.spec.topic] += 1
-            real(shard)
 
+        self.patch.setattr(SegmentShard, "is_session_over", True)
         self.patch.setattr(SegmentShard, "check_owner", counted)
 
     def use(self, topic: Topic) -> int:
@@ -145,6 +147,34 @@ def test_a_shard_that_hangs_in_the_background_holds_up_nothing_of_another(
         checked, end = house.checked["a"], house.use(house.a)
         until(lambda: house.is_served(house.a, end, checked))
         until(lambda: sum(status.stuck for status in house.log.workers()) == 0)
+
+
+def test_an_ended_session_stops_every_shard_though_the_check_of_one_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path, monkeypatch)
+    with house.log:
+        house.hang("chore")
+        a, b = (inside(topic).wal() for topic in (house.a, house.b))
+        inside(house.log).lose_session()
+        with house.gate.reached_here():
+            until(lambda: b.fenced is not None)
+            assert a.fenced is None
+        until(lambda: a.fenced is not None)
+
+
+def test_owners_whose_session_lives_are_looked_at_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work for a shard at every step took much of a processor where thousands of topics were idle."""
+    house = House(tmp_path, monkeypatch)
+    checked: list[str] = []
+    with house.log:
+        monkeypatch.setattr(SegmentShard, "check_owner", lambda shard: checked.append(shard.ref.spec.topic))
+        for _ in range(3):
+            inside(house.log).workers.cleanup.step()
+        assert checked == []
+        inside(house.log).lose_session()
+        inside(house.log).workers.cleanup.step()
+        assert set(checked) == {"a", "b"}
 
 
 def test_a_commit_that_hangs_holds_up_no_commit_and_no_sync_of_another_shard(

@@ -19,6 +19,7 @@ from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import InsideSync, inside
+from forebay.wal.upkeep import Upkeep
 from tests.engines.homes import SegmentHome
 from tests.storage.rig import WatchedDisk, quick, values
 from tests.support.waiting import PATIENCE, until
@@ -111,6 +112,39 @@ def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) ->
     assert [shard.wal.counters.rotations for shard in shards] == [1, 0]
     assert len(list(tmp_path.glob("shards/*/*.idx"))) == 1
     assert [r.value for batch in shards[0].read(0).batches for r in batch.records(0)] == [b"v"]
+    engine.close()
+
+
+def test_an_idle_file_is_rotated_at_its_age_and_not_looked_at_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shard was looked at every second: thousands of idle ones cost a part of a processor."""
+    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "free_bytes_min": 0}})
+    maintenance, home, clock = stepped(tmp_path, "disk", settings)
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    shard.acknowledge(shard.stage_one(_entry(), 17))
+    for _ in range(5):
+        clock.advance(2)
+        maintenance.step()
+    assert not shard.upkeep.is_busy
+
+    looks: list[bool] = []
+    is_old = Upkeep.is_old.fget  # type: ignore[attr-defined]
+
+    def counted(upkeep: Upkeep) -> bool:
+        looks.append(True)
+        return bool(is_old(upkeep))
+
+    monkeypatch.setattr(Upkeep, "is_old", property(counted))
+    for _ in range(20):
+        clock.advance(2)
+        maintenance.step()
+    assert (looks, shard.wal.counters.rotations) == ([], 0)
+    clock.advance(11)
+    maintenance.step()
+    assert shard.wal.counters.rotations == 1
     engine.close()
 
 

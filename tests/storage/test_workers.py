@@ -297,8 +297,8 @@ def test_a_shard_given_up_while_ages_are_looked_at_does_not_come_back(tmp_path: 
     maintenance, home, clock = stepped(tmp_path, "disk", quick(rotate_seconds_max=60))
     engine = home.open().engine
     shard = engine.open_shard(home.ref())
-    maintenance.watch(shard)
     shard.acknowledge(shard.stage_one(_entry(), 17))
+    maintenance.watch(shard)
     found = shard.upkeep
 
     class Upkeep:

@@ -157,6 +157,11 @@ class MemoryShard:
                 self._window.add(made)
         self._appending = None
 
+    @property
+    def is_session_over(self) -> bool:
+        """Whether the session in which the shard is ours has ended. Takes no lock and waits for nothing."""
+        return self._closed is None and not self._owned.still_owner()
+
     def check_owner(self) -> None:
         """Go on as the owner in a new session if the last has ended; end if another owner has the shard."""
         try:

@@ -226,10 +226,15 @@ class SegmentShard:
         self.ref = ShardRef(spec, self.ref.partition)
         self._eviction.limits = Limits.of(spec, self._retention)
 
-    def check_owner(self) -> None:
-        """Stop for ever if the session in which the shard was acquired has ended."""
+    @property
+    def is_session_over(self) -> bool:
+        """Whether the session in which the shard was acquired has ended. Takes no lock and waits for nothing."""
         still_owner = self.wal.still_owner
-        if self.wal.fenced is None and still_owner is not None and not still_owner():
+        return still_owner is not None and not still_owner()
+
+    def check_owner(self) -> None:
+        """Stop for ever if the session in which the shard was acquired has ended. Waits for the thread that commits."""
+        if self.wal.fenced is None and self.is_session_over:
             self.wal.fence("the session in which it was acquired has ended")
 
     def rotate(self) -> None:

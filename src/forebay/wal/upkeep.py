@@ -123,10 +123,15 @@ class Upkeep:
     @property
     def is_old(self) -> bool:
         """Whether the active file has records and has reached the age to be rotated."""
+        return self._wal.writer.clock.monotonic() >= self.old_at
+
+    @property
+    def old_at(self) -> float:
+        """When the active file has reached the age to be rotated, by the monotonic clock; never if it has no record."""
         wal, active = self._wal, self._wal.writer.active
         if active is None or active.is_bare or wal.closed:
-            return False
-        return wal.writer.clock.monotonic() - active.created >= wal.settings.rotate_seconds_max
+            return float("inf")
+        return active.created + wal.settings.rotate_seconds_max
 
     @property
     def is_busy(self) -> bool:

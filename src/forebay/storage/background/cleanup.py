@@ -15,6 +15,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OwnedShard
 from forebay.engines.directory import Engines
+from forebay.engines.memory import MemoryShard
 from forebay.errors import ForebayError
 from forebay.loads.service import AloneWith, Loads
 from forebay.settings import Settings
@@ -83,11 +84,12 @@ class CleanupWorker:
     def step(self) -> None:
         """Everything that is due. May run in two threads, if the first is stuck: each part is begun by one of them."""
         self._relieve()
-        for shard in self._engines.segment.shards():
-            self._for_shard(shard, shard.check_owner)
-        for ephemeral in self._engines.memory.shards():
-            # They go on in a new session, or end if another owner has had them.
-            self._for_shard(ephemeral, ephemeral.check_owner)
+        # The look costs a fraction of the work for a shard, and nearly all sessions live. What is over is seen to
+        # shard by shard: those in memory go on in a new session, or end if another owner has had them.
+        shards: list[SegmentShard | MemoryShard] = [*self._engines.segment.shards(), *self._engines.memory.shards()]
+        for shard in shards:
+            if shard.is_session_over:
+                self._for_shard(shard, shard.check_owner)
         self._safely(self._loads.step)
         now = self._clock.monotonic()
         if self._is_finishing_due(now):

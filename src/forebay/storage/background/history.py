@@ -118,9 +118,10 @@ class HistoryWorker:
     def _due(self, at: dict[str, float], interval_s: float) -> Iterator[SegmentShard]:
         """The shards for which it is time, each with its next time set before it is given out."""
         begun = self._clock.monotonic()
-        for shard in list(self._watched.values()):
-            if at.get(shard.ref.id, begun + 1) <= begun and self.worker.goes_on():
-                at[shard.ref.id] = begun + interval_s
+        for shard_id in [shard_id for shard_id, due in at.copy().items() if due <= begun]:
+            shard = self._watched.get(shard_id)
+            if shard is not None and self.worker.goes_on():
+                at[shard_id] = begun + interval_s
                 yield shard
 
     def _sweep(self) -> None:

@@ -79,6 +79,8 @@ class SyncWorker:
         self._filesystem = FileSystem(disk, root)
         self._clock = clock
         self._ages_checked = clock.monotonic()
+        self._old_at = float("inf")
+        """No file of a watched shard that has nothing else to do reaches its age before that."""
         self._settings = settings
         self._relieve = relieve
         self._callbacks: ItemWorker[SegmentShard] = ItemWorker(
@@ -106,6 +108,7 @@ class SyncWorker:
         """Look after the shard from now on: at once if it has work, and whenever `wake` is called for it."""
         with self.worker.changed:
             self._watched[shard.ref.id] = shard
+        self._note_age(shard)
         if shard.upkeep.is_busy:
             self.wake(shard.ref.id)
 
@@ -127,13 +130,27 @@ class SyncWorker:
             self.worker.wake()
 
     def find_old(self) -> None:
-        """Files reach their age without anything happening to them: look at all shards now and then."""
+        """Files reach their age without anything happening to them: look at all shards once the first may have."""
         now = self._clock.monotonic()
-        if now - self._ages_checked >= AGE_CHECK_SECONDS:
-            self._ages_checked = now
-            for shard in list(self._watched.values()):
-                if shard.upkeep.is_old:
-                    self._enlist(shard)
+        if now - self._ages_checked < AGE_CHECK_SECONDS or now < self._old_at:
+            return
+        self._ages_checked = now
+        with self.worker.changed:
+            # Before the look: what is noted from here on counts for the next one.
+            self._old_at = float("inf")
+        for shard in list(self._watched.values()):
+            if shard.upkeep.is_old:
+                # Its age is noted again when it was looked after.
+                self._enlist(shard)
+            else:
+                self._note_age(shard)
+
+    def _note_age(self, shard: SegmentShard) -> None:
+        """Look at the ages of files again when that of this shard has reached its own."""
+        old_at = shard.upkeep.old_at
+        if old_at < self._old_at:
+            with self.worker.changed:
+                self._old_at = min(self._old_at, old_at)
 
     def drop(self, shard_id: str) -> bool:
         """Begin no more work on the shard; whether none is under way. Does not wait."""
@@ -176,6 +193,7 @@ class SyncWorker:
             if self._is_watched(shard):
                 self._hand_on(shard)
             is_done = not shard.upkeep.is_busy
+            self._note_age(shard)
         except Exception as error:
             logger.exception("%s: upkeep failed and will be tried again", shard.ref)
             self.worker.note_failure(error)
