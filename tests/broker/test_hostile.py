@@ -155,6 +155,7 @@ JSON_BODIES: Final[dict[str, tuple[bytes, int]]] = {
 
 
 @pytest.mark.parametrize("name", JSON_BODIES)
+@pytest.mark.proves("I30")
 def test_a_hostile_json_body_is_right_or_refused(hostile: HostileClient, name: str) -> None:
     body, status = JSON_BODIES[name]
     answer = hostile.post(body)
@@ -192,6 +193,7 @@ BOMB: Final = b"[" + b" " * (64 * MIB)
         "an unknown encoding",
     ],
 )
+@pytest.mark.proves("I30")
 def test_a_compressed_body_is_limited_by_what_comes_out(
     hostile: HostileClient, encoding: str, body: bytes, status: int
 ) -> None:
@@ -274,6 +276,7 @@ HEADS: Final[dict[str, tuple[bytes, int]]] = {
 
 
 @pytest.mark.parametrize("name", HEADS)
+@pytest.mark.proves("I30")
 def test_a_hostile_address_or_header_is_right_or_refused(hostile: HostileClient, name: str) -> None:
     sent, status = HEADS[name]
     answer = hostile.send(sent)

@@ -75,6 +75,7 @@ def may_be_wrong(operation: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", ROUTE_NAMES)
+@pytest.mark.proves("I30")
 def test_every_route_answers_as_the_document_says(broker: RunningBroker, schema: BaseSchema, name: str) -> None:
     route = next(route for route in ROUTES if route.name == name)
     operation = schema[route.path][route.method]

@@ -73,6 +73,7 @@ def _refused(outcome: Outcome, code: int) -> bool:
         (["dump", "absent.seg", "--key", "x"], 2),
     ],
 )
+@pytest.mark.proves("I30")
 def test_a_wrong_call_is_refused_and_changes_nothing(shell: Shell, words: list[str], code: int) -> None:
     before = snapshot(shell.directory)
 

@@ -177,6 +177,7 @@ def swept_around_a_swap(questions: int) -> tuple[World, bool]:
     return world, is_reached
 
 
+@pytest.mark.proves("I16", "I18")
 def test_compactor_swaps_and_ends_between_any_two_questions_of_a_sweep(ledger: Ledger) -> None:
     """I16: a sweep asks for compactors before it reads the catalog, so what one names meanwhile is spared."""
     questions, is_reached = 0, True
@@ -210,6 +211,7 @@ def generations_rise(commits: Iterable[Commit]) -> Iterator[Violation]:
             generation = commit.cur.generation
 
 
+@pytest.mark.proves("I32")
 def test_compactor_swaps_inside_an_export() -> None:
     assert exported_around_a_swap() == []
 

@@ -84,6 +84,20 @@ def test_the_drawings_are_as_their_tool_makes_them() -> None:
     assert found == tool("diagrams").drawings(), "run tools/diagrams.py"
 
 
+def test_every_invariant_has_a_proof_and_no_test_proves_what_is_none() -> None:
+    proofs = tool("proofs_docs")
+    proven, promised = proofs.proofs().keys(), proofs.invariants()
+
+    assert sorted(proven - set(promised)) == []
+    assert [name for name in promised if name not in proven] == []
+
+
+def test_the_map_of_proofs_is_as_its_tool_makes_it() -> None:
+    proofs = tool("proofs_docs")
+
+    assert proofs.TARGET.read_text() == proofs.page(), "run tools/proofs_docs.py"
+
+
 def _broken(page: Path) -> Iterator[str]:
     for path, anchor in _LINK.findall(page.read_text()):
         target = (page.parent / path).resolve() if path else page

@@ -65,6 +65,7 @@ class Model:
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
+@pytest.mark.proves("I2", "I4", "I23", "I24")
 def test_a_kill_leaves_no_index_without_its_record_and_no_record_without_its_index(
     tmp_path: Path, durability: str, children: list[Child], ledger: Ledger
 ) -> None:
@@ -111,6 +112,7 @@ def _goes_on(life: Straight, before: Model, after: Model, done: list[Step]) -> N
     assert life.engine.write(life.ref(0), NewRecord(b"next", 1)) in heads
 
 
+@pytest.mark.proves("I28")
 def test_without_room_the_shard_is_read_only_and_what_was_acknowledged_stays(
     tmp_path: Path, children: list[Child], ledger: Ledger
 ) -> None:

@@ -117,6 +117,7 @@ def history_of(
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 @given(script=st.lists(operations, max_size=30))
 @effort(max_examples=60)
+@pytest.mark.proves("I29")
 def test_memory_and_segment_engine_show_the_same_history(durability: str, script: list[Operation]) -> None:
     """I29, for the engines there are."""
     memory = MemoryHome(SMALL)
@@ -229,6 +230,7 @@ def happened(script: list[Step], told: list[object]) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("lot", range(LOTS))
 @pytest.mark.parametrize("caps", CAPS)
+@pytest.mark.proves("I29")
 def test_all_engines_show_the_same_history(caps: str, lot: int, ledger: Ledger) -> None:
     """I29: appends, look-ups, deletes, evictions, clock jumps and restarts, and files sealed and exported meanwhile."""
     came: set[str] = set()

@@ -41,6 +41,7 @@ def children() -> Iterator[list[Child]]:
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])
+@pytest.mark.proves("I2", "I4", "I23", "I24")
 def test_a_killed_owner_has_done_what_it_acknowledged_and_at_most_the_step_under_way(
     tmp_path: Path, mode: str, durability: str, children: list[Child], ledger: Ledger
 ) -> None:

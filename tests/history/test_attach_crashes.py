@@ -68,6 +68,7 @@ def _give_up(node: Node) -> None:
 @pytest.mark.parametrize("scenario", [_attach, _give_up])
 @pytest.mark.parametrize("durability", [Durability.FSYNC, *([Durability.DISK] if SOAK else [])])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.proves("I15", "I16", "I17", "I18", "I19", "I20", "I22")
 def test_no_crash_of_an_attach_breaks_a_promise(
     mode: str, durability: Durability, scenario: object, ledger: Ledger
 ) -> None:

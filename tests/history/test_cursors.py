@@ -87,6 +87,7 @@ def _run(fault: Fault | None, method: str, step: int, lands_after: int) -> tuple
 
 
 @pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.proves("I25")
 def test_a_fault_at_any_call_moves_no_cursor_back(fault: Fault, ledger: Ledger) -> None:
     calls = _run(None, "", 0, 0)[1].calls
     for method in ["transaction"] if fault is not Fault.FAIL_BEFORE else ["transaction", "get"]:

@@ -184,6 +184,7 @@ def _prepared(name: str, durability: Durability) -> Archive:
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.proves("I15", "I16", "I17", "I18", "I19", "I20", "I22")
 def test_no_crash_of_an_export_or_a_sweep_breaks_a_promise(name: str, durability: Durability, ledger: Ledger) -> None:
     before, run = SCENARIOS[name]
     archive = _prepared(name, durability)

@@ -56,6 +56,7 @@ def _run(node: Node, name: str, per_segment: int) -> str:
 
 
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])
+@pytest.mark.proves("I22")
 def test_a_replay_after_any_crash_gives_every_record_once(mode: str, ledger: Ledger) -> None:
     land = Land(mode, partitions=2, durability=Durability.FSYNC)
     node = land.node()

@@ -274,6 +274,7 @@ def read_again_and_again(topic: Topic, traffic: Traffic) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.proves("I7")
 def test_no_reader_skips_or_repeats_while_files_come_and_go(land: Land, log: Storage, ledger: Ledger) -> None:
     topic = log.create_topic(TOPIC)
     traffic = Traffic(log, topic)

@@ -135,6 +135,7 @@ def test_a_watcher_that_does_not_ask_holds_no_more_than_its_outbox_and_misses_no
         run(log, use)
 
 
+@pytest.mark.proves("I27")
 def test_of_a_thousand_watchers_one_that_stalls_costs_the_others_nothing_and_memory_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ class Jumping:
 
 
 @pytest.mark.parametrize("jumps", JUMPS.values(), ids=JUMPS)
+@pytest.mark.proves("I31")
 def test_offsets_order_and_owners_do_not_follow_the_wall_clock(
     tmp_path: Path, jumps: list[int], ledger: Ledger
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_consumer_reads_one_stream_across_a_move(land: Land, ledger: Ledger) -
     ledger.count("moves", mode=land.settings.storage.mode)
 
 
+@pytest.mark.proves("I21", "I26")
 def test_three_owners_in_a_row_keep_one_stream_and_know_every_repeat(land: Land, ledger: Ledger) -> None:
     with contextlib.ExitStack() as stack:
         logs = {name: stack.enter_context(land.open(name)) for name in OWNERS}

@@ -35,6 +35,7 @@ CASES: Final = [
 
 
 @pytest.mark.parametrize(("scenario", "mode", "durability"), CASES)
+@pytest.mark.proves("I15", "I16", "I17", "I22")
 def test_no_crash_keeps_it_from_being_finished(
     scenario: Scenario, mode: str, durability: Durability, ledger: Ledger
 ) -> None:

@@ -270,6 +270,7 @@ BOUNDS: Final = _bounds()
 
 
 @pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.proves("I4", "I15", "I19", "I20", "I21")
 def test_no_order_and_no_fault_breaks_a_move(name: str, ledger: Ledger) -> None:
     bound, zombies = BOUNDS[name], Zombies()
     exploration = Exploration(dict(zip("ABC", bound.owners, strict=False)), judge, zombies.heard)

@@ -114,6 +114,7 @@ def faults_of(scenario: Scenario, mode: str) -> Iterator[Armed]:
 
 
 @pytest.mark.parametrize(("scenario", "mode"), CASES)
+@pytest.mark.proves("I20", "I22")
 def test_whatever_fails_the_next_process_brings_it_to_its_end(scenario: Scenario, mode: str, ledger: Ledger) -> None:
     broken: list[str] = []
     for armed in faults_of(scenario, mode):

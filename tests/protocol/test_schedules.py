@@ -264,6 +264,7 @@ class Play:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.proves("I18", "I19", "I20", "I21", "I25", "I33")
 def test_no_schedule_of_owners_breaks_a_promise(part: int, ledger: Ledger) -> None:
     broken: list[str] = []
     zombie_writes = takeovers = 0

@@ -102,6 +102,7 @@ def _violations(state: CrashState, mode: str, durability: Durability, name: str)
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.proves("I23", "I24")
 def test_no_crash_brings_a_record_back_or_ends_another(mode: str, durability: Durability, ledger: Ledger) -> None:
     """I23, I24."""
     world = World(mode, durability)

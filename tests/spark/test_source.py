@@ -69,6 +69,7 @@ def test_aggregates_equal_a_plain_computation(load: Callable[..., DataFrame], lo
     assert {tuple(row) for row in counted.collect()} == {(tag, counts[tag], lengths[tag]) for tag in counts}
 
 
+@pytest.mark.proves("I32")
 def test_a_data_frame_shows_the_moment_of_its_load(load: Callable[..., DataFrame], log: forebay.Storage) -> None:
     filled = Filled(log, "shop/orders", partitions=2)
     filled.many(100, 0)

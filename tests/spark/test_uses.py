@@ -169,6 +169,7 @@ def test_the_topic_has_what_each_condition_is_about(mixed: Mixed) -> None:
         assert view.pieces[-1].descriptor is None and view.next == 185
 
 
+@pytest.mark.proves("I36")
 def test_the_whole_is_whole_before_and_after_each_condition_and_twice(frames: Frames) -> None:
     whole = frames.expected()
     assert _places(frames.whole) == whole
@@ -234,6 +235,7 @@ def test_views_are_whole_in_queries_and_in_subqueries_with_conditions(frames: Fr
     assert frames.spark.table("whole_topic").count() == len(frames.expected())
 
 
+@pytest.mark.proves("I36")
 def test_two_threads_use_one_dataframe(frames: Frames) -> None:
     begun = Barrier(2)
 

@@ -75,6 +75,7 @@ def topic(log: Storage) -> Iterator[Topic]:
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.proves("I30")
 def test_what_is_no_name_is_refused_everywhere_and_makes_no_file(log: Storage, path: Path, name: Any) -> None:
     before = sorted(path.parent.rglob("*"))
 

@@ -30,6 +30,7 @@ def burst(path: Path, **asked: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
+@pytest.mark.proves("I37")
 def test_descriptors_stay_within_their_setting_under_a_burst(tmp_path: Path, durability: str) -> None:
     found = burst(tmp_path, topics=25, threads=8, durability=durability, descriptors_max=8)
 

@@ -127,6 +127,7 @@ async def collected(stream: AsyncStream[forebay.Record]) -> list[forebay.Record]
 
 @pytest.mark.parametrize("name", [TOPIC, UNUSED])
 @pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.proves("I34")
 def test_looking_at_a_topic_changes_no_epoch_and_no_state(root: Path, look: str, name: str) -> None:
     before = states(root)
 
@@ -138,6 +139,7 @@ def test_looking_at_a_topic_changes_no_epoch_and_no_state(root: Path, look: str,
 
 
 @pytest.mark.parametrize("look", LOOKS_OF_A_LOG)
+@pytest.mark.proves("I34")
 def test_looking_at_a_log_changes_no_epoch_and_no_state(root: Path, look: str) -> None:
     before = states(root)
 
@@ -149,6 +151,7 @@ def test_looking_at_a_log_changes_no_epoch_and_no_state(root: Path, look: str) -
 
 
 @pytest.mark.parametrize("look", AWAITED_LOOKS)
+@pytest.mark.proves("I34")
 def test_looking_in_an_event_loop_changes_no_epoch_and_no_state(root: Path, look: str) -> None:
     before = states(root)
 
@@ -163,6 +166,7 @@ def test_looking_in_an_event_loop_changes_no_epoch_and_no_state(root: Path, look
     assert states(root) == before
 
 
+@pytest.mark.proves("I35")
 def test_a_reader_elsewhere_sees_history_up_to_its_end_and_nothing_is_called_lost(root: Path) -> None:
     with opened(root, "b") as log:
         topic = log.topic(TOPIC)
@@ -191,6 +195,7 @@ def test_what_the_holder_alone_can_do_is_refused_by_name_and_takes_nothing_over(
     assert states(root) == before
 
 
+@pytest.mark.proves("I35")
 def test_asking_for_the_lag_of_a_killed_owner_loses_no_record_of_it(killed: Path) -> None:
     """Seen from outside: the question took the topic over, and its owner found a hole where its records had been."""
     with opened(killed, "b") as log:

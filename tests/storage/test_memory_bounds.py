@@ -175,6 +175,7 @@ def test_an_append_does_not_wait_for_the_cache_of_another_shard(tmp_path: Path) 
         assert values(other.read())[-1] == b"y" * 1000
 
 
+@pytest.mark.proves("I27", "I37")
 def test_many_topics_stay_within_the_cache_of_the_process_and_all_is_read(tmp_path: Path) -> None:
     with Storage.open(str(tmp_path / "log"), _settings(cache_bytes_max=MIB)) as log:
         topics = [log.create_topic(f"t{n}") for n in range(20)]
@@ -362,6 +363,7 @@ def test_a_backlog_of_one_topic_does_not_stop_another(tmp_path: Path, engine: st
     assert inside(log).bounds.queues.bytes == 0
 
 
+@pytest.mark.proves("I27")
 def test_an_append_that_finds_the_process_full_is_refused_in_time(tmp_path: Path) -> None:
     settings = Settings.load(
         overrides={

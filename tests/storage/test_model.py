@@ -6,6 +6,7 @@ import tempfile
 from typing import TypeAlias
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 
@@ -94,6 +95,7 @@ class Model:
 
 @given(script=st.lists(STEPS, max_size=25))
 @effort(max_examples=30)
+@pytest.mark.proves("I6", "I8")
 def test_the_log_says_what_a_list_would_say(script: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as root:
         model = Model(f"{root}/log")

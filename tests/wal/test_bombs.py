@@ -38,6 +38,7 @@ def test_frames_are_unpacked_in_one_place_only() -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+@pytest.mark.proves("I30")
 def test_no_reader_unpacks_a_bomb(durability: Durability, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = mined(durability, monkeypatch)
 

@@ -38,6 +38,7 @@ CASES: Final = [
 
 
 @pytest.mark.parametrize(("scenario", "durability"), CASES)
+@pytest.mark.proves("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I11", "I13", "I14", "I26")
 def test_no_crash_breaks_a_promise(scenario: Scenario, durability: Durability, ledger: Ledger) -> None:
     disk = simulated()
     # Salts of its own, so that no state of one case is also one of another.
@@ -55,6 +56,7 @@ def test_no_crash_breaks_a_promise(scenario: Scenario, durability: Durability, l
 
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+@pytest.mark.proves("I11")
 def test_no_crash_inside_a_recovery_breaks_a_promise(durability: Durability, ledger: Ledger) -> None:
     """Torn tails are set aside and cut, gaps opened, new files begun: each of these may be cut short, too."""
     disk = simulated()
@@ -73,6 +75,7 @@ def test_no_crash_inside_a_recovery_breaks_a_promise(durability: Durability, led
 
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+@pytest.mark.proves("I9")
 def test_what_a_restart_has_shown_survives_though_its_sync_had_failed(durability: Durability, ledger: Ledger) -> None:
     """The system reports a failed sync once and calls the pages clean: another sync would make nothing durable."""
     disk = simulated()

@@ -76,6 +76,7 @@ KINDS: Final = tuple(SHARDS[Durability.FSYNC].kinds)
 
 @pytest.mark.parametrize("durability", SHARDS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proves("I12")
 def test_no_damaged_byte_is_served_or_hides_a_record(kind: str, durability: Durability, ledger: Ledger) -> None:
     shard = SHARDS[durability]
     inode = shard.kinds[kind]

@@ -98,6 +98,7 @@ LIVES: Final = {"append": _write, "rotate": _rotate, "seal": _seal, "close": _cl
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK, Durability.MEMORY])
 @pytest.mark.parametrize("name", LIVES)
+@pytest.mark.proves("I10", "I28")
 def test_no_failing_call_breaks_a_promise(name: str, durability: Durability, ledger: Ledger) -> None:
     life = LIVES[name]
     broken: list[str] = []

@@ -59,6 +59,7 @@ def test_a_lease_that_lapses_between_write_and_ack_leaves_the_append_undecided(d
 
 
 @pytest.mark.parametrize(("durability", "step"), [(FSYNC, "write"), (FSYNC, "sync"), (DISK, "write")])
+@pytest.mark.proves("I20")
 def test_a_lease_that_lapses_inside_a_step_of_the_commit_leaves_the_append_undecided(
     durability: Durability, step: str
 ) -> None:

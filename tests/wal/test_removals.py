@@ -100,6 +100,7 @@ SCENARIOS: Final = (_deletes, _floors, _rotations, _failures, _lives)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("durability", ALL)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__.strip("_"))
+@pytest.mark.proves("I23")
 def test_no_crash_brings_back_what_was_deleted(
     scenario: Callable[[Simulated], None], durability: Durability, ledger: Ledger
 ) -> None:

@@ -147,6 +147,7 @@ def parent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Parent]:
 FIGURE: Final = "kill -9 (cannot show a missing fsync)"
 
 
+@pytest.mark.proves("I2")
 def test_nothing_acknowledged_is_lost_by_kills_at_random_moments(parent: Parent, ledger: Ledger) -> None:
     chance = random.Random(f"kills {parent.durability}")
     for number in range(RANDOM_KILLS):
@@ -159,6 +160,7 @@ def test_nothing_acknowledged_is_lost_by_kills_at_random_moments(parent: Parent,
     assert parent.check() == []
 
 
+@pytest.mark.proves("I2")
 def test_nothing_acknowledged_is_lost_by_kills_at_named_steps(parent: Parent, ledger: Ledger) -> None:
     parent.run(Life(directory="", durability="", epoch=0), kill_after=200)
     for _ in range(NAMED_ROUNDS):
