@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from forebay import locks
-from tests.ledger import Ledger, LedgerPlugin, enclose
+from tests.ledger import Budgets, Ledger, LedgerPlugin, enclose
 from tests.support.soak import SOAK
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ SOAK_SECONDS = 7200
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(LedgerPlugin(), "forebay-ledger")
+    # Only where all tests run, and not in the workers of xdist: a few tests by themselves have no budget.
+    is_judged = os.environ.get("FOREBAY_BUDGETS") == "1" and not hasattr(config, "workerinput")
+    config.pluginmanager.register(LedgerPlugin(Budgets.load() if is_judged else None), "forebay-ledger")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
