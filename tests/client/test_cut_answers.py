@@ -9,6 +9,7 @@ import pytest
 
 import forebay
 from forebay.client import RemoteLog, RemoteTopic
+from forebay.client.blocking import RemoteAck
 from tests.support.brokers import running_broker
 from tests.support.proxies import CuttingProxy, cutting_proxy
 
@@ -82,6 +83,75 @@ def check_cuts(log: RemoteLog, proxy: CuttingProxy, where: str, partitions: int,
         assert singles == sorted(singles)
 
 
+@pytest.mark.parametrize("where", ["answer", "request"])
+def test_batches_of_a_producer_over_cut_connections_are_there_once_and_in_order(
+    log: RemoteLog, proxy: CuttingProxy, where: str
+) -> None:
+    check_batches(log, proxy, where, step=47)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["answer", "request"])
+def test_batches_of_a_producer_over_connections_that_are_cut_at_every_byte_are_there_once(
+    log: RemoteLog, proxy: CuttingProxy, where: str
+) -> None:
+    check_batches(log, proxy, where, step=1)
+
+
+def check_batches(log: RemoteLog, proxy: CuttingProxy, where: str, *, step: int) -> None:
+    topic = log.create_topic(f"cut/batches-{where}-{step}", partitions=3)
+    cut, before = (proxy.cut_answer if where == "answer" else proxy.cut_request), proxy.cuts
+    sent: list[tuple[bytes, RemoteAck]] = []
+    with topic.producer(linger_ms=0) as producer:
+        for place in range(0, BYTES, step):
+            cut(place)
+            for row in range(6):
+                value = b"%d-%d" % (place, row)
+                sent.append((value, producer.append_nowait(value, key=b"%d" % row)))
+            producer.flush()
+    cut(1 << 40)
+
+    assert proxy.cuts - before > BYTES // step // 4
+    records = list(topic.read())
+    assert Counter(record.value for record in records) == Counter(value for value, _ in sent)
+    offsets = {record.value: record.offset for record in records}
+    assert [ack.result(0) for _, ack in sent] == [offsets[value] for value, _ in sent]
+    order = {value: number for number, (value, _) in enumerate(sent)}
+    for partition in range(3):
+        numbers = [order[record.value or b""] for record in records if record.partition == partition]
+        assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("where", ["answer", "request"])
+def test_commits_over_cut_connections_move_a_group_once(log: RemoteLog, proxy: CuttingProxy, where: str) -> None:
+    check_commits(log, proxy, where, step=47)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["answer", "request"])
+def test_commits_over_connections_that_are_cut_at_every_byte_move_a_group_once(
+    log: RemoteLog, proxy: CuttingProxy, where: str
+) -> None:
+    check_commits(log, proxy, where, step=1)
+
+
+def check_commits(log: RemoteLog, proxy: CuttingProxy, where: str, *, step: int) -> None:
+    """Every commit expects the one before it: one that was made twice, or not at all, would be refused."""
+    topic = log.create_topic(f"cut/commits-{where}-{step}")
+    topic.append_many([b"%d" % number for number in range(BYTES + 1)])
+    group = log.group(f"cut-{where}-{step}")
+    cut, before, at = (proxy.cut_answer if where == "answer" else proxy.cut_request), proxy.cuts, 0
+    for number, place in enumerate(range(0, BYTES, step), 1):
+        cut(place)
+        assert group.commit(topic.name, number, expected=at, note=f"n{number}") == number
+        at = number
+    cut(1 << 40)
+
+    assert proxy.cuts - before > BYTES // step // 4
+    assert group.fetch(topic.name) == at
+    assert group.note(topic.name) == f"n{at}"
+
+
 def test_what_is_queued_over_cut_connections_is_there_once_and_in_order(log: RemoteLog, proxy: CuttingProxy) -> None:
     topic = log.create_topic("cut/queued")
     acks = []
@@ -112,6 +182,33 @@ def test_a_follower_over_cut_connections_gets_every_record_once(log: RemoteLog, 
             proxy.cut_answer(place)
             topic.append(b"%d+" % place)
             assert {next(following).value for _ in range(2)} == {b"%d" % place, b"%d+" % place}
+
+
+def test_a_stream_that_is_cut_goes_on_with_the_next_record(proxy: CuttingProxy, log: RemoteLog) -> None:
+    check_stream(log, proxy, step=61)
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_cut_at_every_byte_goes_on_with_the_next_record(proxy: CuttingProxy, log: RemoteLog) -> None:
+    check_stream(log, proxy, step=1)
+
+
+def check_stream(log: RemoteLog, proxy: CuttingProxy, *, step: int) -> None:
+    """The follower alone goes through the proxy: every cut is one of its stream, or of the answer that begins it."""
+    with forebay.connect(proxy.target) as direct:
+        topic = direct.create_topic(f"cut/stream-{step}", partitions=2)
+        appended = 0
+        with log.topic(topic.name).follow(forebay.EARLIEST, timeout=60) as following:
+            for place in range(0, BYTES, step):
+                before = proxy.cuts
+                proxy.cut_answer(place)
+                while proxy.cuts == before:
+                    topic.append(b"%d" % appended, partition=appended % 2)
+                    assert next(following).value == b"%d" % appended
+                    appended += 1
+            proxy.cut_answer(1 << 40)
+            topic.append(b"last")
+            assert next(following).value == b"last"
 
 
 def test_an_append_that_never_gets_an_answer_is_in_doubt_and_stored_once(proxy: CuttingProxy, log: RemoteLog) -> None:
