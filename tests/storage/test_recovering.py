@@ -126,7 +126,8 @@ def test_progress_grows_from_the_first_moment_in_the_thread_that_recovers(tmp_pa
 
         assert done == sorted(done) and done[-1] == 1.0 and done.count(1.0) == 1
         assert [(one, opened) for one, opened in heard if one <= 0.5] == [(n / 8, 0) for n in range(1, 5)]
-        assert len({one for one in done if one > 0.5}) >= 4
+        # Shards that ended in order are not walked; each counts with what it holds all the same.
+        assert [one for one in done if one > 0.5] == pytest.approx([0.625, 0.75, 0.875, 0.999, 1.0], abs=0.05)
 
 
 def test_a_shard_that_cannot_be_opened_is_named_and_the_others_are_in_use(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class Recovery:
             elif found.opening is not None:
                 ready.append(found)
             self._on_progress(count / len(refs) / 2)
-        # One more for each: a shard that ended in order has no bytes to walk.
+        # One more for each: an empty shard has no bytes.
         done, total = 0, sum(found.tail_bytes + 1 for found in ready)
         for count in Openers([partial(self._open, found) for found in ready], openers).run():
             done += count
@@ -133,13 +133,21 @@ class Recovery:
         """Open one shard. Called by an opener; the trouble of a shard is noted and does not stop the others."""
         ref, opening = found.ref, found.opening
         assert opening is not None, "only these are ready"
+        walked = 0
+
+        def on_walked(count: int) -> None:
+            nonlocal walked
+            walked += count
+            on_bytes(count)
+
         try:
             with deferred(), self._engines.of(ref.spec).registry.lock(ref.spec.topic_id, ref.partition):
-                self._opens(lambda current: opening(current, on_bytes), ref)
+                self._opens(lambda current: opening(current, on_walked), ref)
             self._opened.append(ref)
         except ForebayError as error:
             self._fail(ref, error)
-        on_bytes(1)
+        # Also what was not walked: a shard that ended in order, or cannot be opened, is done with all its bytes.
+        on_bytes(max(0, found.tail_bytes - walked) + 1)
 
     def _fail(self, ref: ShardRef, error: ForebayError | OSError) -> None:
         """Name a shard that could not be opened, unless it was sealed, moved or deleted since it was listed."""
