@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 NO_CONTENT: Final = 204
 NOTHING_COUNTED: Final = QuotaCounts(requests=0, bytes=0, streams=0, principals=0, admitted=0)
+RECOVERING_MAX: Final = 0.9999
+"""How far a recovery says to be at most: the whole means that the broker is ready."""
 COMPUTING_THREADS: Final = 2
 """Threads that decode and encode: more of them would wait for the interpreter."""
 
@@ -119,7 +121,7 @@ class Broker:
 
     def note_progress(self, done: float) -> None:
         """The recovery has come so far, from 0 to 1. It never goes back."""
-        self.progress = max(self.progress, done)
+        self.progress = max(self.progress, min(done, RECOVERING_MAX))
 
     def become_ready(self, service: Service, recovered: Recovered) -> None:
         """Serve all routes from now on."""
