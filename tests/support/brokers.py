@@ -116,18 +116,11 @@ def wait_ready(broker: RunningBroker) -> None:
 class BrokerCommand:
     """`forebay serve` as a process of its own."""
 
-    def __init__(self, data: Path, *arguments: str) -> None:
-        words = [
-            "serve",
-            "--data",
-            str(data),
-            "--set",
-            "server.port=0",
-            "--log-format",
-            "json",
-            "--verbose",
-            *arguments,
-        ]
+    def __init__(self, data: Path, *arguments: str, is_verbose: bool = True) -> None:
+        """`is_verbose`: every request has a line in the log."""
+        words = ["serve", "--data", str(data), "--set", "server.port=0", "--log-format", "json", *arguments]
+        if is_verbose:
+            words.append("--verbose")
         # Not a pipe: one that is not read would stop the broker at its next log line.
         self._logged = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the broker
         self.process = subprocess.Popen(
