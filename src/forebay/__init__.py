@@ -52,6 +52,7 @@ if _typing.TYPE_CHECKING:
     from forebay.records import (
         EARLIEST,
         LATEST,
+        DeliveredRecord,
         Gap,
         GroupOffset,
         OffsetRange,
@@ -60,6 +61,7 @@ if _typing.TYPE_CHECKING:
         Reason,
         Record,
         RecordPage,
+        SubscriptionLag,
     )
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision, ShardRef
@@ -67,6 +69,7 @@ if _typing.TYPE_CHECKING:
     from forebay.storage import (
         Ack,
         BatchAck,
+        Consumer,
         Copied,
         FailedShard,
         Group,
@@ -75,10 +78,11 @@ if _typing.TYPE_CHECKING:
         Retained,
         Storage,
         Stream,
+        Subscription,
         Topic,
     )
     from forebay.storage.status import LogStatus, PartitionStatus, TopicStatus
-    from forebay.topics import TopicName, TopicSpec
+    from forebay.topics import SubscriptionSpec, TopicName, TopicSpec
     from forebay.workers import WorkerStatus
 
 __version__ = "0.1.0"
@@ -89,9 +93,11 @@ __all__ = [
     "BulkLoad",
     "Closed",
     "Conflict",
+    "Consumer",
     "Copied",
     "Corrupt",
     "DataLoss",
+    "DeliveredRecord",
     "Durations",
     "EARLIEST",
     "ExportStatus",
@@ -136,6 +142,9 @@ __all__ = [
     "Step",
     "Storage",
     "Stream",
+    "Subscription",
+    "SubscriptionLag",
+    "SubscriptionSpec",
     "Throttled",
     "TooLarge",
     "Topic",
@@ -170,6 +179,7 @@ _HOMES = {
     "forebay.loads.topic": ("TopicLoads",),
     "forebay.meter": ("Durations", "Metric", "MetricKind", "Sample"),
     "forebay.records": (
+        "DeliveredRecord",
         "EARLIEST",
         "Gap",
         "GroupOffset",
@@ -180,6 +190,7 @@ _HOMES = {
         "Reason",
         "Record",
         "RecordPage",
+        "SubscriptionLag",
     ),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision", "ShardRef"),
@@ -187,6 +198,7 @@ _HOMES = {
     "forebay.storage": (
         "Ack",
         "BatchAck",
+        "Consumer",
         "Copied",
         "FailedShard",
         "Group",
@@ -195,10 +207,11 @@ _HOMES = {
         "Retained",
         "Storage",
         "Stream",
+        "Subscription",
         "Topic",
     ),
     "forebay.storage.status": ("LogStatus", "PartitionStatus", "TopicStatus"),
-    "forebay.topics": ("TopicName", "TopicSpec"),
+    "forebay.topics": ("SubscriptionSpec", "TopicName", "TopicSpec"),
     "forebay.workers": ("WorkerStatus",),
 }
 """Where the public names live; those not listed live in `forebay.errors`."""

@@ -35,6 +35,10 @@ from forebay.topics import TopicSpec
 
 READER_CHARACTERS_MAX = 100
 NOTE_BYTES_MAX = 4096
+ACKED_BYTES_MAX = 4096
+"""What the offsets that are done above a cursor may take."""
+ATTEMPTS_STORED_MAX = 64
+"""Of so many records it is stored how often they were delivered."""
 MOVES_MAX = OPERATIONS_MAX // 2
 """Cursors moved in one transaction: each may compare its topic too."""
 KNOWN_MAX = 100_000
@@ -49,14 +53,28 @@ logger = logging.getLogger(__name__)
 _READER = re.compile(r"[A-Za-z0-9._-]+")
 
 
+class AckedAbove(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets that are done above a cursor: a roaring bitmap of `count` numbers, counted from `base`."""
+
+    base: int
+    count: int
+    bitmap: bytes
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """One reader's place in one partition: it has done everything below `offset`. `epoch` is the owner it read from."""
+    """One reader's place in one partition: it has done everything below `offset`. `epoch` is the owner it read from.
+
+    A subscription also has `acked`, what is done above, and `attempts`: how often records were delivered that are not
+    done, as pairs of offset and number.
+    """
 
     offset: int
     incarnation: str
     epoch: int = 0
     note: str = ""
     """Whatever the reader wants to find again beside its place."""
+    acked: AckedAbove | msgspec.UnsetType = msgspec.UNSET
+    attempts: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReaderName(NamedTuple):
@@ -503,8 +521,18 @@ def _add(advanced: Advanced, found: Advanced) -> None:
 
 
 def moves_on(stands: Progress, wanted: Progress) -> bool:
-    """Whether the cursor goes forward: further, or into another incarnation of the topic."""
-    return stands.incarnation != wanted.incarnation or wanted.offset > stands.offset
+    """Whether the cursor goes forward: further, or into another incarnation of the topic.
+
+    That of a subscription is moved by the owner of its partition alone, never by one before it; at the same offset,
+    what is done above and how often records were delivered is news, too.
+    """
+    if stands.incarnation != wanted.incarnation:
+        return True
+    if isinstance(wanted.acked, msgspec.UnsetType):
+        return wanted.offset > stands.offset
+    if wanted.epoch < stands.epoch or wanted.offset < stands.offset:
+        return False
+    return (wanted.offset, wanted.acked, wanted.attempts) != (stands.offset, stands.acked, stands.attempts)
 
 
 def check_progress(progress: Progress) -> None:

@@ -136,6 +136,34 @@ class GroupOffset(NamedTuple):
         return None if self.end is None else max(0, self.end - self.offset)
 
 
+class DeliveredRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record that a subscription has delivered to a consumer, to be acknowledged; for the `attempt`th time."""
+
+    record: Record
+    attempt: int
+
+
+class SubscriptionLag(NamedTuple):
+    """How far a subscription has come in a partition, which ends at `end`: everything below `cursor` is done.
+
+    Of what lies between, `done_above` offsets are done, and consumers hold `held` records. `delayed` ones were not
+    done and wait to be delivered again; `spent` ones were delivered as often as they may be.
+    """
+
+    partition: int
+    cursor: int
+    end: int
+    done_above: int = 0
+    held: int = 0
+    delayed: int = 0
+    spent: int = 0
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are not done."""
+        return max(0, self.end - self.cursor - self.done_above)
+
+
 class OffsetRange(NamedTuple):
     """Records of one append in one partition: `count` of them, at consecutive offsets from `first` on."""
 

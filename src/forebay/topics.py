@@ -1,4 +1,4 @@
-"""What a topic is: its name, its definition, and which partition a record goes to.
+"""What a topic is: its name, its definition, which partition a record goes to; and what a subscription to it is.
 
 A `TopicName` that exists is valid; the inside never checks it again. Names of users appear in
 metadata keys only; files and objects are named by topic id. Knows nothing of disks or stores.
@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypedDict, TypeVar, Unpack
 import msgspec
 from msgspec import Meta
 
-from forebay.errors import Invalid, Unsupported
+from forebay.errors import Conflict, Invalid, Unsupported
 
 NAMESPACE_DEFAULT = "default"
 PART_CHARACTERS_MAX = 100
@@ -23,6 +23,11 @@ ZSTD_LEVEL_DEFAULT = 1
 ZSTD_LEVEL_MAX = 19
 LIMIT_MAX = 2**62
 COMPACT_LAG_MS = 86_400_000
+WINDOW_RECORDS = 4_000
+"""So many offsets, whichever of them are acknowledged, always fit into a stored cursor."""
+WINDOW_RECORDS_MAX = 10_000_000
+DELAY_MS_MAX = 86_400_000
+DELIVERIES_MAX = 10_000
 
 E = TypeVar("E", bound=enum.StrEnum)
 
@@ -383,6 +388,111 @@ def parse_compression(text: str) -> int | None:
     if codec in ("gzip", "lz4", "snappy"):
         raise Unsupported(f'compression "{codec}" is not offered; {allowed}')
     raise Invalid(f"compression is {_shown(text)}; {allowed}")
+
+
+class SubscriptionMode(enum.StrEnum):
+    """Which of its consumers a subscription delivers to."""
+
+    EXCLUSIVE = "exclusive"
+    """To its only consumer; a second one is refused."""
+    FAILOVER = "failover"
+    """To the consumer that came first; when that one leaves, to the next."""
+    SHARED = "shared"
+    """To all of them, each record to one."""
+    KEY_SHARED = "key_shared"
+    """To all of them, the records of a key in order and with one consumer at a time."""
+
+    @property
+    def has_one(self) -> bool:
+        """Whether one consumer gets everything, so that it may acknowledge all up to a record."""
+        return self in (SubscriptionMode.EXCLUSIVE, SubscriptionMode.FAILOVER)
+
+
+class OnSpent(enum.StrEnum):
+    """What becomes of a record that was delivered `deliveries_max` times and not acknowledged."""
+
+    BLOCK = "block"
+    """Its partition delivers nothing more until the operator moves the subscription."""
+    DROP = "drop"
+    """It counts as done; the loss is logged and counted."""
+
+
+class SubscriptionOptions(TypedDict, total=False):
+    """How a subscription delivers: chosen when it is created."""
+
+    mode: str
+    window_records_max: int
+    ack_timeout_ms: int
+    backoff_min_ms: int
+    backoff_max_ms: int
+    deliveries_max: int | None
+    on_spent: str
+
+
+class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The definition of a subscription, as stored. It is of the topic with this id, not of a later one of its name."""
+
+    namespace: str
+    topic: str
+    name: str
+    topic_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    subscription_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    """Its incarnation: new at every creation."""
+    mode: SubscriptionMode = SubscriptionMode.EXCLUSIVE
+    window_records_max: Annotated[int, Meta(ge=1, le=WINDOW_RECORDS_MAX)] = WINDOW_RECORDS
+    """How far each partition is delivered ahead of its first record that is not done."""
+    ack_timeout_ms: Annotated[int, Meta(ge=1, le=DELAY_MS_MAX)] = 30_000
+    """A record that is not acknowledged for so long is delivered again."""
+    backoff_min_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 1_000
+    """How long a record waits after its first nack; each further one doubles that."""
+    backoff_max_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 60_000
+    deliveries_max: Annotated[int, Meta(ge=1, le=DELIVERIES_MAX)] | None = None
+    """How often a record is delivered; `None` for any number of times."""
+    on_spent: OnSpent = OnSpent.BLOCK
+    is_paused: bool = False
+    is_ending: bool = False
+    """Its deletion has begun: its cursors may be gone."""
+    created_at: int = 0
+    """Milliseconds since 1970 UTC."""
+
+    @classmethod
+    def create(
+        cls,
+        topic: TopicSpec,
+        name: str,
+        *,
+        subscription_id: str,
+        created_at: int,
+        **options: Unpack[SubscriptionOptions],
+    ) -> SubscriptionSpec:
+        """The checked definition of a new subscription."""
+        unknown = sorted(options.keys() - SubscriptionOptions.__annotations__.keys())
+        if unknown:
+            known = ", ".join(SubscriptionOptions.__annotations__)
+            raise Invalid(f"{unknown[0]} is no option of a subscription; options: {known}")
+        fields = {"namespace": topic.namespace, "topic": topic.topic, "name": name, "topic_id": topic.topic_id}
+        try:
+            spec = msgspec.convert(
+                {**fields, "subscription_id": subscription_id, "created_at": created_at, **options}, cls
+            )
+        except msgspec.ValidationError as error:
+            raise Invalid(f"the subscription {name} of {topic.name} cannot be so: {error}") from error
+        if spec.backoff_min_ms > spec.backoff_max_ms:
+            raise Invalid(f"backoff_min_ms {spec.backoff_min_ms} is more than backoff_max_ms {spec.backoff_max_ms}")
+        if spec.deliveries_max is None and "on_spent" in options:
+            raise Invalid(f'on_spent "{spec.on_spent}" needs deliveries_max: without it no record is spent')
+        return spec
+
+    def check_options(self, options: SubscriptionOptions) -> None:
+        """`Conflict` if the subscription is not as these options would have made it."""
+        for option, wanted in options.items():
+            if getattr(self, option) != wanted:
+                raise Conflict(
+                    f"the subscription {self.name} of {self.namespace}/{self.topic} has {option} "
+                    f"{getattr(self, option)!s}, not {wanted!s:.80}: leave the option out, or delete the subscription "
+                    "and create it again",
+                    topic=f"{self.namespace}/{self.topic}",
+                )
 
 
 def shard_id(topic_id: str, partition: int) -> str:

@@ -18,7 +18,17 @@ from forebay.testing.contracts.surface import BesideContract, LastingContract, S
 from tests.support.brokers import running_broker
 
 AsLog = Callable[[awaiting.Log], Log]
-_NAMES: Final = ("BulkLoads", "Group", "Log", "Reader", "Stream", "TopicHandle")
+_NAMES: Final = (
+    "BulkLoads",
+    "Consumer",
+    "Group",
+    "Log",
+    "Reader",
+    "Stream",
+    "SubscribableTopic",
+    "Subscription",
+    "TopicHandle",
+)
 _OF_THREADS: Final = {"follow": {"stop"}}
 """What a call of a thread takes and the surface does not: events of `threading`."""
 
@@ -158,11 +168,17 @@ def test_both_kinds_of_surface_have_the_same_methods(name: str) -> None:
         (forebay.Reader, surface.Reader),
         (forebay.Group, surface.Group),
         (forebay.TopicLoads, surface.BulkLoads),
+        (forebay.Topic, surface.SubscribableTopic),
+        (forebay.Subscription, surface.Subscription),
+        (forebay.Consumer, surface.Consumer),
         (aio.AsyncLog, awaiting.Log),
         (aio.AsyncTopic, awaiting.TopicHandle),
         (aio.AsyncReader, awaiting.Reader),
         (aio.AsyncGroup, awaiting.Group),
         (aio.AsyncLoads, awaiting.BulkLoads),
+        (aio.AsyncTopic, awaiting.SubscribableTopic),
+        (aio.AsyncSubscription, awaiting.Subscription),
+        (aio.AsyncConsumer, awaiting.Consumer),
         (client.RemoteLog, surface.Log),
         (client.RemoteTopic, surface.TopicHandle),
         (client.RemoteReader, surface.Reader),

@@ -22,6 +22,7 @@ from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import AsyncStream
+from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
 from forebay.aio.topic import AsyncTopic
 from forebay.settings import Settings
 from forebay.shard import ShardRef
@@ -29,7 +30,18 @@ from forebay.shard import ShardRef
 if TYPE_CHECKING:
     from forebay.client import AsyncRemoteLog
 
-__all__ = ["AsyncGroup", "AsyncLoads", "AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "connect", "open"]
+__all__ = [
+    "AsyncConsumer",
+    "AsyncGroup",
+    "AsyncLoads",
+    "AsyncLog",
+    "AsyncReader",
+    "AsyncStream",
+    "AsyncSubscription",
+    "AsyncTopic",
+    "connect",
+    "open",
+]
 
 
 def open(

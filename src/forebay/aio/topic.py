@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from forebay.aio.readers import AsyncReader
 from forebay.aio.reads import UNNAMED
 from forebay.aio.streams import AsyncStream, Paged
+from forebay.aio.subscriptions import AsyncSubscription
 from forebay.aio.workers import LOOK_SECONDS, Published, Workers
 from forebay.appends.queue import QueueFull
 from forebay.arguments import checked_arrow, checked_seconds, checked_values
@@ -36,7 +37,7 @@ from forebay.storage import Ack, BatchAck, Topic
 from forebay.storage.acks import mixed, placed
 from forebay.storage.append import Batched, PreparedBatch, Queueable, Records, check_turns
 from forebay.storage.status import TopicStatus
-from forebay.topics import TopicSpec
+from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -532,6 +533,17 @@ class AsyncTopic:
     def reader(self, name: str) -> AsyncReader:
         """See `Topic.reader`."""
         return AsyncReader(self._topic.reader(name), self._workers)
+
+    async def subscribe(
+        self, name: str, *, start: Start = LATEST, **options: Unpack[SubscriptionOptions]
+    ) -> AsyncSubscription:
+        """See `Topic.subscribe`."""
+        subscription = await self._run(partial(self._topic.subscribe, name, start=start, **options))
+        return AsyncSubscription(subscription, self._workers)
+
+    async def subscriptions(self) -> list[SubscriptionSpec]:
+        """See `Topic.subscriptions`."""
+        return await self._run(self._topic.subscriptions)
 
     async def acquire(self, partition: int | None = None) -> None:
         """See `Topic.acquire`."""

@@ -2,8 +2,9 @@
 
 The steps of one deletion, each of which may be repeated after a crash: record in every shard's state that it is being
 deleted, so that no owner adds to it; stop the work on its shards here; note what other directories and late uploads may
-still bring; remove local files, then objects, then states, loads and cursors; end the deletion. Objects that landed
-late, and files in other directories, go later, by the notes. Knows the metadata store; engines come in as functions.
+still bring; remove local files, then objects, then states, loads, cursors and subscriptions; end the deletion. Objects
+that landed late, and files in other directories, go later, by the notes. Knows the metadata store; engines come in as
+functions.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from forebay.metadata import (
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardRef, refs_of
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, TopicName, TopicSpec, shard_id
 from forebay.workers import AtWork
 
@@ -273,6 +275,7 @@ class Deletions:
             forget_shard(metadata, key, spec.topic_id)
         LoadBook(metadata, prefix, self._clock).forget_topic(spec.topic_id)
         ProgressStore(metadata, prefix, self._clock).forget_topic(spec.namespace, spec.topic, spec.topic_id)
+        SubscriptionStore(metadata, prefix, self._clock).forget_topic(spec)
         noted = {found.topic_id: found for found in self.notes.late_objects()} if late is None else {}
         self.notes.end_deletion(spec, late or noted.get(spec.topic_id))
         self._forget_topic(spec)

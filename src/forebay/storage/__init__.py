@@ -6,11 +6,13 @@ from forebay.storage.cursors import Group, Reader
 from forebay.storage.recovery import FailedShard, Recovered
 from forebay.storage.store import Retained, Storage
 from forebay.storage.streams import Stream
+from forebay.storage.subscriptions import Consumer, Subscription
 from forebay.storage.topic import Topic
 
 __all__ = [
     "Ack",
     "BatchAck",
+    "Consumer",
     "Copied",
     "FailedShard",
     "Group",
@@ -19,5 +21,6 @@ __all__ = [
     "Retained",
     "Storage",
     "Stream",
+    "Subscription",
     "Topic",
 ]

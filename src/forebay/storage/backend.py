@@ -25,6 +25,7 @@ from forebay.storage.definitions import Definitions
 from forebay.storage.moves import Moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import Shards
+from forebay.storage.subscriptions import Subscriptions
 from forebay.topics import TopicSpec
 from forebay.workers import Background
 
@@ -36,6 +37,7 @@ class Backend(Protocol):
     definitions: Definitions
     alterations: Alterations
     cursors: Cursors
+    subscriptions: Subscriptions
     following: DefinitionsWorker
     """Goes by what other processes change in definitions."""
     committers: Committers

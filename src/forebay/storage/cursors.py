@@ -1,9 +1,9 @@
-"""Cursors: how far readers and groups have come in the partitions of topics.
+"""Cursors: how far readers, groups and subscriptions have come in the partitions of topics.
 
 A cursor says "everything below this offset is done". It lies in the metadata store, apart from any owner, so that
 restarts and moves keep it; what was read and not acknowledged is read again. `Cursors` knows them all, those that are
 stored and those on their way. `Reader` moves the cursors of one topic, `Group` those of any topic by the reader of
-its name there. A further kind of consumer is a class beside these two, over the same `Cursors`.
+its name there. Subscriptions (`storage.subscriptions`) go by the same `Cursors`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from forebay.arguments import StoredOffset, checked_partition
 from forebay.clock import Clock
@@ -28,6 +28,7 @@ from forebay.progress import (
     ProgressStore,
     ReaderName,
     check_progress,
+    moves_on,
 )
 from forebay.records import EARLIEST, CommitAck, GroupOffset, OnGap, Position, Record, check_offset
 from forebay.settings import ProgressSettings
@@ -42,6 +43,13 @@ logger = logging.getLogger(__name__)
 
 _Place: TypeAlias = tuple[ReaderName, int, str]
 """A cursor: reader, partition, and the id of the topic, for a later topic may have the same name."""
+
+
+class CursorSource(Protocol):
+    """A cursor that moves often: it is asked where it stands when that is written."""
+
+    def progress(self) -> Progress:
+        """Where it stands now. Called by the thread that writes cursors."""
 
 
 class Cursors:
@@ -60,6 +68,8 @@ class Cursors:
         self._guard = ForkGuard()
         self._noted: dict[_Place, Progress] = {}
         """Commits that are not in the store yet, the furthest of each cursor."""
+        self._moving: dict[_Place, CursorSource] = {}
+        """Cursors that have moved and are asked where they stand once they are written."""
         self._is_ended = False
         """No commit is kept for later any more."""
         delay_s = settings.flush_interval_ms / 1000
@@ -70,9 +80,25 @@ class Cursors:
         self._guard.check("this log")
         check_partition(checked_partition(partition), spec.partitions)
         name = ReaderName(spec.namespace, spec.topic, reader)
+        place = (name, partition, spec.topic_id)
+        if place in self._moving:
+            with self._writing:
+                self._ask(place)
         # In this order: what is not on its way any more is stored by the next look.
-        noted = self._noted.get((name, partition, spec.topic_id))
+        noted = self._noted.get(place)
         return _further(self._store.get(name, partition, spec.topic_id), noted)
+
+    def touch(self, name: ReaderName, partition: int, incarnation: str, source: CursorSource) -> None:
+        """A cursor has moved: have it written with the others. Never waits; without effect once the log is closed."""
+        place = (name, partition, incarnation)
+        if place not in self._moving and not self._is_ended:
+            self._moving[place] = source
+            self.worker.wake()
+
+    def write(self, name: ReaderName, incarnation: str) -> None:
+        """On return all cursors of a reader or subscription in a topic are stored as they stood before."""
+        self._guard.check("this log")
+        self._flush({place for place in self._unwritten() if place[0] == name and place[2] == incarnation})
 
     def commit(
         self, name: ReaderName, partition: int, progress: Progress, *, ack: CommitAck, expected: int | None = None
@@ -102,6 +128,7 @@ class Cursors:
         """Set a cursor, also to an earlier place. Commits that are on their way do not undo it."""
         self._guard.check("this log")
         with self._writing:
+            self._moving.pop((name, partition, progress.incarnation), None)
             undone = self._noted_where(lambda place: place == (name, partition, progress.incarnation))
             self._store.reset(name, partition, progress, defined=True)
             self._drop(undone)
@@ -110,6 +137,7 @@ class Cursors:
         """Remove every cursor of a reader in these partitions, stored or on its way."""
         self._guard.check("this log")
         with self._writing:
+            self._stop_asking(lambda place: place[0] == name)
             undone = self._noted_where(lambda place: place[0] == name)
             self._store.forget(name, partitions)
             self._drop(undone)
@@ -117,13 +145,14 @@ class Cursors:
     def forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: commits in it are not written any more. Those in a later topic of its name are."""
         with self._writing:
+            self._stop_asking(lambda place: place[2] == spec.topic_id)
             self._drop(self._noted_where(lambda place: place[2] == spec.topic_id))
         self._store.outdate_topic(spec.namespace, spec.topic)
 
     def of(self, reader: str) -> list[FoundCursor]:
         """Every cursor of this reader, in any topic."""
         self._guard.check("this log")
-        self._flush(set(self._noted_where(lambda place: place[0].reader == reader)))
+        self._flush({place for place in self._unwritten() if place[0].reader == reader})
         return sorted(self._store.of(reader), key=lambda found: found[:3])
 
     def names(self) -> list[str]:
@@ -132,7 +161,7 @@ class Cursors:
             # One that cannot be written keeps no other from being named.
             self.flush()
         # In this order: what is not on its way any more is stored by the next look.
-        noted = {name.reader for name, _, _ in self._noted.copy()}
+        noted = {name.reader for name, _, _ in self._unwritten()}
         return sorted(noted.union(self._store.names()))
 
     def flush(self) -> None:
@@ -149,6 +178,7 @@ class Cursors:
             self.flush()
         finally:
             self._noted.clear()
+            self._moving.clear()
 
     def _commit(self, place: _Place, progress: Progress) -> int:
         """Write a commit now; where the cursor stands on return. What is cached of the same cursor goes with it."""
@@ -188,6 +218,27 @@ class Cursors:
             self._flush({place})
         return progress.offset
 
+    def _unwritten(self) -> list[_Place]:
+        """Cursors that are not stored as they stand."""
+        return list({**self._noted.copy(), **self._moving.copy()})
+
+    def _ask(self, place: _Place) -> None:
+        """Take in where a cursor stands that has moved. `_writing` is held: no older answer comes after a newer."""
+        source = self._moving.pop(place, None)
+        if source is None:
+            return
+        try:
+            progress = source.progress()
+            with self._changing:
+                self._noted[place] = progress
+        except BaseException:
+            self._moving.setdefault(place, source)
+            raise
+
+    def _stop_asking(self, is_meant: Callable[[_Place], bool]) -> None:
+        for place in [place for place in self._moving.copy() if is_meant(place)]:
+            self._moving.pop(place, None)
+
     def _noted_where(self, is_meant: Callable[[_Place], bool]) -> dict[_Place, Progress]:
         """Commits that are not stored yet."""
         return {place: noted for place, noted in self._noted.copy().items() if is_meant(place)}
@@ -206,7 +257,7 @@ class Cursors:
         other from being written; its error is raised in the end, and it is tried again later.
         """
         failures: list[ForebayError] = []
-        left = list(self._noted) if chosen is None else [place for place in chosen if place in self._noted]
+        left = [place for place in self._unwritten() if chosen is None or place in chosen]
         while left:
             with self._writing:
                 part, left = self._part(left)
@@ -223,6 +274,7 @@ class Cursors:
             if len(part) == MOVES_MAX:
                 later += left[number:]
                 break
+            self._ask(place)
             noted = self._noted.get(place)
             if noted is None:
                 continue
@@ -261,12 +313,12 @@ class Cursors:
         try:
             self.flush()
         finally:
-            if self._noted:
+            if self._noted or self._moving:
                 self.worker.wake()
 
 
 def _further(stored: Progress | None, noted: Progress | None) -> Progress | None:
-    if stored is None or (noted is not None and noted.offset > stored.offset):
+    if stored is None or (noted is not None and moves_on(stored, noted)):
         return noted
     return stored
 

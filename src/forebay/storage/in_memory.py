@@ -28,6 +28,7 @@ from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current
 from forebay.storage.status import watch_shard
+from forebay.storage.subscriptions import Subscriptions
 from forebay.topics import Engine, TopicSpec
 from forebay.workers import Background
 
@@ -100,6 +101,7 @@ class InMemoryBackend:
         self._engine = engine
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock, is_alone=True)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
+        self.subscriptions = Subscriptions(metadata, self.cursors, settings, clock)
         self.committers = Committers(clock, settings.runtime)
         self.shards = MemoryShards(engine, self.definitions, lifetime, self._adopt_definition)
         self.alterations = Alterations(self.definitions, self.shards, clock, self._apply_limits)

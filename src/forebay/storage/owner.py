@@ -44,6 +44,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import OwnerShards
 from forebay.storage.status import watch_shard
 from forebay.storage.stores import open_places
+from forebay.storage.subscriptions import Subscriptions
 from forebay.topics import Engine, TopicSpec
 from forebay.wal.bounds import MemoryBounds
 from forebay.workers import Background, ItemWorker
@@ -125,6 +126,7 @@ class OwnerBackend:
         clock, settings, prefix = opened.clock, opened.settings, opened.settings.metadata.prefix
         self.definitions = definitions = Definitions(metadata, prefix, clock)
         self.cursors = Cursors(ProgressStore(metadata, prefix, clock), settings.progress, clock)
+        self.subscriptions = Subscriptions(metadata, self.cursors, settings, clock)
         self.objects = ObjectCleanup(metadata, settings, opened.places, clock)
         self.background = Background()
         self.committers = Committers(clock, settings.runtime, FileSystem(opened.disk, opened.directory.shards))

@@ -32,6 +32,7 @@ from forebay.storage.lifetime import Lifetime
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current, opened
 from forebay.storage.stores import open_places
+from forebay.storage.subscriptions import Subscriptions
 from forebay.topics import Engine, TopicSpec
 from forebay.workers import Background
 
@@ -112,6 +113,7 @@ class ReadOnlyBackend:
         self._own_disk = own_disk
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
+        self.subscriptions = Subscriptions(metadata, self.cursors, settings, clock)
         self.committers = Committers(clock, settings.runtime)
         self._engine = FollowingEngine(
             directory.shards,

@@ -406,6 +406,7 @@ class Storage:
             shards=backend.shards.of_topic(spec),
             commit_soon=backend.committers.ask,
             cursors=backend.cursors,
+            subscriptions=backend.subscriptions,
             turns=backend.alterations.turns(spec),
         )
         backend.alterations.note(topic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from forebay.arguments import (
     check_page,
@@ -59,7 +59,8 @@ from forebay.storage.streams import (
     as_records,
     wake,
 )
-from forebay.topics import TopicSpec
+from forebay.storage.subscriptions import Subscription, Subscriptions
+from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +77,7 @@ class Topic:
         shards: TopicShards,
         commit_soon: Callable[[OwnedShard], None],
         cursors: Cursors,
+        subscriptions: Subscriptions,
         turns: Iterator[int],
     ) -> None:
         """`turns` is what all handles of the topic count records without a key by."""
@@ -83,6 +85,7 @@ class Topic:
         self._shards = shards
         self._positions = Positions(shards)
         self._cursors = cursors
+        self._subscriptions = subscriptions
         self._partitioner = Partitioner(shards.spec.partitions, turns)
         self.appender = Appender(
             self.name, settings, clock, self._partitioner, own=shards.own, find=shards.find, commit_soon=commit_soon
@@ -443,6 +446,26 @@ class Topic:
     def reader(self, name: str) -> Reader:
         """A reader of this name, whose place in the topic survives restarts and moves."""
         return Reader(self, name, self._cursors)
+
+    def subscribe(self, name: str, *, start: Start = LATEST, **options: Unpack[SubscriptionOptions]) -> Subscription:
+        """The subscription of this name, created if it is not there: its first records are those from `start` on.
+
+        `mode` is `exclusive` (the default), `failover`, `shared` or `key_shared`. A record that is not acknowledged
+        within `ack_timeout_ms` is delivered again; one that is refused (`nack`) after a delay of `backoff_min_ms`,
+        doubled each time up to `backoff_max_ms`. After `deliveries_max` deliveries `on_spent` says what becomes of it:
+        `block` or `drop`. Each partition is delivered up to `window_records_max` offsets ahead of the first record that
+        is not done. `Conflict` if the subscription is there with other options. A reader or group of the same name
+        shares its cursors: a new subscription goes on where those stand.
+        """
+        return self._subscriptions.open(self, name, start, options)
+
+    def subscriptions(self) -> list[SubscriptionSpec]:
+        """The definitions of all subscriptions of the topic, by name."""
+        return self._subscriptions.of_topic(self.spec)
+
+    def starts(self, start: Start, partition: int | None = None) -> dict[int, int]:
+        """The offsets that a caller means by `start` now, in the partitions it names or in all."""
+        return {number: self._positions.first(number, start) for number in self._positions.chosen(start, partition)}
 
     def failure(self, partition: int = 0) -> str | None:
         """Why the partition refuses appends, if it does."""

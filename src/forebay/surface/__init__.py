@@ -1,4 +1,4 @@
-"""What every way of using Forebay offers, as Protocols without code: logs, topics, loads, readers, groups, streams.
+"""What every way of using Forebay offers, as Protocols: logs, topics, loads, readers, groups, subscriptions, streams.
 
 `surface.Log`, `surface.TopicHandle`, … are for calls that return when they are done: `forebay.open` gives a `Log`.
 The same for asyncio stands in `surface.awaiting`: `forebay.aio.open` gives an `awaiting.Log`. A program that is written
@@ -9,6 +9,30 @@ Operations of the process that owns the files (recovery, exports, moves, workers
 
 from __future__ import annotations
 
-from forebay.surface.blocking import Ack, BatchAck, BulkLoads, Group, Log, Reader, Stream, TopicHandle
+from forebay.surface.blocking import (
+    Ack,
+    BatchAck,
+    BulkLoads,
+    Consumer,
+    Group,
+    Log,
+    Reader,
+    Stream,
+    SubscribableTopic,
+    Subscription,
+    TopicHandle,
+)
 
-__all__ = ["Ack", "BatchAck", "BulkLoads", "Group", "Log", "Reader", "Stream", "TopicHandle"]
+__all__ = [
+    "Ack",
+    "BatchAck",
+    "BulkLoads",
+    "Consumer",
+    "Group",
+    "Log",
+    "Reader",
+    "Stream",
+    "SubscribableTopic",
+    "Subscription",
+    "TopicHandle",
+]

@@ -12,6 +12,7 @@ from forebay.records import (
     EARLIEST,
     LATEST,
     CommitAck,
+    DeliveredRecord,
     GroupOffset,
     HeadersLike,
     OffsetRange,
@@ -21,8 +22,9 @@ from forebay.records import (
     Record,
     RecordPage,
     Start,
+    SubscriptionLag,
 )
-from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicChanges, TopicLimits, TopicName, TopicSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +34,7 @@ T_co = TypeVar("T_co", covariant=True)
 PAGE_RECORDS = 10_000
 PAGE_BYTES = 1024 * 1024
 PAGE_LOADS = 1_000
+UNACKED_MAX = 1_000
 
 
 class Stream(Protocol[T_co]):
@@ -209,6 +212,73 @@ class BulkLoads(Protocol):
 
     async def abandon(self, load_id: str) -> BulkLoad:
         """Give a load up: no reader ever sees any of it. `Conflict` if it is committed; harmless when repeated."""
+
+
+class Consumer(Protocol):
+    """One consumer of a subscription: takes records and acknowledges each. Attached by `async with` or by a `take`."""
+
+    async def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
+        """Up to `records_max` records that are due; waits for the first of them up to `wait_s` seconds."""
+
+    def each(self, *, wait_s: float | None = None) -> AsyncIterator[DeliveredRecord]:
+        """Records one by one as they come; ends when none came for `wait_s` seconds."""
+
+    async def ack(self, *done: DeliveredRecord) -> int:
+        """These records are done; how many of them counted."""
+
+    async def ack_cumulative(self, last: DeliveredRecord) -> int:
+        """This record and all before it in its partition are done. In modes `exclusive` and `failover` alone."""
+
+    async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None) -> int:
+        """These could not be done, and are delivered again later."""
+
+    async def close(self) -> None:
+        """Leave; what was not acknowledged is due for other consumers. Harmless when repeated."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Subscription(Protocol):
+    """A reader of a topic whose records are delivered to consumers, and delivered again until they are acknowledged."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def spec(self) -> SubscriptionSpec:
+        """The definition of the subscription."""
+
+    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> Consumer:
+        """A consumer, which is given at most `unacked_max` records that it has not acknowledged."""
+
+    async def consumers(self) -> list[str]:
+        """The names of the consumers that are attached, in the order in which they came."""
+
+    async def lag(self) -> list[SubscriptionLag]:
+        """How far it has come in each partition, and how much is not done."""
+
+    async def peek(self, records_max: int = 10, *, partition: int | None = None) -> list[Record]:
+        """The first records that are not done, without taking them."""
+
+    async def pause(self) -> None:
+        """Deliver nothing more, also after a restart, until `resume`."""
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+
+    async def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
+        """Go on at another place, also an earlier one; where each partition stands now. While none is attached."""
+
+    async def flush(self) -> None:
+        """On return every acknowledgement before is stored."""
+
+    async def delete(self) -> None:
+        """Remove the subscription with its cursors. While none is attached."""
 
 
 class TopicHandle(Protocol):
@@ -396,6 +466,18 @@ class TopicHandle(Protocol):
 
     def reader(self, name: str) -> Reader:
         """A reader of this name."""
+
+
+class SubscribableTopic(TopicHandle, Protocol):
+    """A topic of a log that serves subscriptions."""
+
+    async def subscribe(
+        self, name: str, *, start: Start = LATEST, **options: Unpack[SubscriptionOptions]
+    ) -> Subscription:
+        """The subscription of this name, created if it is not there: its first records are those from `start` on."""
+
+    async def subscriptions(self) -> list[SubscriptionSpec]:
+        """The definitions of all subscriptions of the topic, by name."""
 
 
 class Log(Protocol):

@@ -97,6 +97,16 @@ def progress_key(namespace: str, topic: str, reader: str, partition: int, *, pre
     return f"{prefix}/progress/{namespace}/{topic}/{reader}/{partition}"
 
 
+def subscriptions_prefix(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
+    """The definitions of all subscriptions of a topic."""
+    return f"{prefix}/subscriptions/{namespace}/{topic}/"
+
+
+def subscription_key(namespace: str, topic: str, name: str, *, prefix: str = PREFIX) -> str:
+    """The definition of a subscription."""
+    return f"{subscriptions_prefix(namespace, topic, prefix=prefix)}{name}"
+
+
 def load_key(load_id: str, *, prefix: str = PREFIX) -> str:
     """A bulk load."""
     return f"{prefix}/loads/{load_id}"

@@ -673,7 +673,8 @@ class _Called:
             return _CalledStream(result, self._loop)
         if inspect.isawaitable(result):
             return _CalledAck(result, self._loop)
-        is_handle = any(hasattr(result, verb) for verb in ("reader", "ack_up_to", "commit", "abandon"))
+        verbs = ("reader", "ack_up_to", "commit", "abandon", "consumer", "take")
+        is_handle = any(hasattr(result, verb) for verb in verbs)
         return _Called(result, self._loop) if is_handle else result
 
 

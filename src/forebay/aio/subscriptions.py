@@ -1,0 +1,207 @@
+"""Subscriptions for asyncio: consumers wait in the event loop, and none has a thread of its own.
+
+What memory has is delivered in the loop; the log's few threads read the rest, and attach and detach consumers.
+Acknowledgements never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from forebay.aio.workers import Workers, wake_loop
+from forebay.arguments import checked_seconds
+from forebay.errors import Closed
+from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
+from forebay.storage.subscriptions import (
+    LOOK_S,
+    UNACKED_MAX,
+    Subscription,
+    SubscriptionDriver,
+    by_partition,
+    check_consumer,
+    checked_delay,
+    checked_take,
+    pause_s,
+)
+from forebay.topics import SubscriptionSpec
+
+
+class AsyncSubscription:
+    """One subscription of a topic. Made by `AsyncTopic.subscribe`."""
+
+    def __init__(self, subscription: Subscription, workers: Workers) -> None:
+        self._subscription = subscription
+        self._workers = workers
+        self._run = workers.run
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._subscription.name
+
+    @property
+    def spec(self) -> SubscriptionSpec:
+        """The definition that it goes by."""
+        return self._subscription.spec
+
+    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> AsyncConsumer:
+        """See `Subscription.consumer`."""
+        return AsyncConsumer(self._subscription.driver, name, unacked_max, self._workers)
+
+    async def consumers(self) -> list[str]:
+        """See `Subscription.consumers`."""
+        return self._subscription.consumers()
+
+    async def lag(self) -> list[SubscriptionLag]:
+        """See `Subscription.lag`."""
+        return await self._run(self._subscription.lag)
+
+    async def peek(self, records_max: int = 10, *, partition: int | None = None) -> list[Record]:
+        """See `Subscription.peek`."""
+        return await self._run(self._subscription.peek, records_max, partition=partition)
+
+    async def pause(self) -> None:
+        """See `Subscription.pause`."""
+        await self._run(self._subscription.pause)
+
+    async def resume(self) -> None:
+        """See `Subscription.resume`."""
+        await self._run(self._subscription.resume)
+
+    async def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
+        """See `Subscription.seek`."""
+        return await self._run(self._subscription.seek, position, partition=partition)
+
+    async def flush(self) -> None:
+        """See `Subscription.flush`."""
+        await self._run(self._subscription.flush)
+
+    async def delete(self) -> None:
+        """See `Subscription.delete`."""
+        await self._run(self._subscription.delete)
+
+
+class AsyncConsumer:
+    """One consumer of a subscription. For one task at a time, but for `ack` and `nack`."""
+
+    def __init__(self, driver: SubscriptionDriver, name: str, unacked_max: int, workers: Workers) -> None:
+        check_consumer(name, unacked_max)
+        self._driver = driver
+        self._name = name
+        self._unacked_max = unacked_max
+        self._workers = workers
+        self._attached: int | None = None
+        self._is_closed = False
+
+    async def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
+        """See `Consumer.take`. A take that is cancelled has taken nothing."""
+        count = checked_take(records_max)
+        checked_seconds("wait_s", wait_s)
+        await self._attach()
+        loop, dispatch = asyncio.get_running_loop(), self._driver.dispatch
+        deadline = loop.time() + wait_s
+        while True:
+            woken = loop.create_future()
+            waker = partial(wake_loop, loop, partial(_wake, woken))
+            is_leaving = True
+            # Before the look: what comes after it wakes.
+            dispatch.wait(self._number, waker)
+            try:
+                found = await self._pull(count)
+                pause = pause_s(dispatch, deadline - loop.time())
+                if found or pause is None:
+                    return found
+                await asyncio.wait([woken], timeout=pause)
+                is_leaving = False
+            finally:
+                dispatch.unwait(waker, is_leaving=is_leaving)
+
+    def __aiter__(self) -> AsyncIterator[DeliveredRecord]:
+        return self.each()
+
+    async def each(self, *, wait_s: float | None = None) -> AsyncIterator[DeliveredRecord]:
+        """See `Consumer.each`."""
+        while not self._is_closed:
+            found = await self.take(1, wait_s=LOOK_S if wait_s is None else wait_s)
+            if not found and wait_s is not None:
+                return
+            for delivered in found:
+                yield delivered
+
+    async def ack(self, *done: DeliveredRecord) -> int:
+        """See `Consumer.ack`."""
+        return self._driver.ack(self._number, by_partition(done))
+
+    async def ack_cumulative(self, last: DeliveredRecord) -> int:
+        """See `Consumer.ack_cumulative`."""
+        return self._driver.ack_up_to(self._number, last.record.partition, last.record.offset)
+
+    async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None) -> int:
+        """See `Consumer.nack`."""
+        return self._driver.nack(self._number, by_partition(failed), checked_delay(delay_ms))
+
+    async def close(self) -> None:
+        """See `Consumer.close`. Goes on in its thread if it is cancelled."""
+        self._is_closed = True
+        number, self._attached = self._attached, None
+        if number is not None:
+            await self._workers.run(self._driver.detach, number)
+
+    async def __aenter__(self) -> Self:
+        await self._attach()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def _number(self) -> int:
+        if self._attached is None:
+            raise Closed(f'consumer "{self._name}" of {self._driver.spec.name} is not attached: use `async with`')
+        return self._attached
+
+    async def _attach(self) -> None:
+        if self._attached is not None or self._is_closed:
+            return
+        attaching = self._workers.start(self._driver.attach, self._name, self._unacked_max)
+        try:
+            self._attached = await asyncio.shield(attaching)
+        except asyncio.CancelledError:
+            attaching.add_done_callback(self._leave_late)
+            raise
+        # A consumer that is dropped without being closed leaves as well; here, no lock may be taken.
+        weakref.finalize(self, self._driver.dispatch.abandon, self._attached)
+
+    def _leave_late(self, attaching: asyncio.Future[int]) -> None:
+        """The task that attached this consumer was cancelled meanwhile."""
+        if not attaching.cancelled() and attaching.exception() is None:
+            self._driver.dispatch.abandon(attaching.result())
+
+    async def _pull(self, count: int) -> list[DeliveredRecord]:
+        """What is due now: from memory in the loop, else by a thread. What a cancelled task pulled is due again."""
+        number = self._number
+        found = self._driver.pull_cached(number, count)
+        if found is not None:
+            return found
+        pulling = self._workers.start(self._driver.pull, number, count)
+        try:
+            return await asyncio.shield(pulling)
+        except asyncio.CancelledError:
+            pulling.add_done_callback(partial(self._give_back, number))
+            raise
+
+    def _give_back(self, number: int, pulling: asyncio.Future[list[DeliveredRecord]]) -> None:
+        if not pulling.cancelled() and pulling.exception() is None:
+            self._driver.give_back(number, pulling.result())
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,645 @@
+"""Subscriptions of a log: consumers take records, and acknowledge each of them.
+
+A subscription is served by the process that owns the shards of its topic: attaching a consumer acquires them, as an
+append does. `Subscriptions` finds those of a log, `SubscriptionDriver` reads records for one of them and has stored how
+far it has come, `Subscription` and `Consumer` are for callers that wait in their own thread. `aio` has the same two for
+an event loop, over the same driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from forebay.arguments import checked_seconds
+from forebay.clock import Clock
+from forebay.engines import ReadShard
+from forebay.errors import Closed, Conflict, Indeterminate, Invalid, Unavailable
+from forebay.locks import Rank, RankedLock
+from forebay.metadata import MetadataStore
+from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
+from forebay.progress import Progress, ReaderName
+from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
+from forebay.settings import Settings
+from forebay.storage.cursors import Cursors
+from forebay.subscriptions.cursor import acked_of, window_of
+from forebay.subscriptions.definitions import SubscriptionStore
+from forebay.subscriptions.dispatch import Claimed, Dispatch, KeptPage, ServedPartition, records_of, slots_of
+from forebay.topics import SubscriptionMode, SubscriptionOptions, SubscriptionSpec, TopicSpec
+
+if TYPE_CHECKING:
+    from forebay.storage.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+PAGE_BYTES: Final = LOOP_BYTES_MAX
+"""About what is read ahead of a consumer at once."""
+LOOK_S: Final = 0.5
+"""So often a consumer looks unasked: for records, partitions that were added, and shards that were opened again."""
+UNACKED_MAX: Final = 1_000
+TAKE_MAX: Final = LOOP_RECORDS_MAX
+
+
+class Subscriptions:
+    """The subscriptions of a log. Safe for concurrent use by threads."""
+
+    def __init__(self, metadata: MetadataStore, cursors: Cursors, settings: Settings, clock: Clock) -> None:
+        self._store = SubscriptionStore(metadata, settings.metadata.prefix, clock)
+        self._cursors = cursors
+        self._careful_ms = 2 * settings.progress.flush_interval_ms
+        self._clock = clock
+        self._lock = RankedLock(Rank.LEAF, "storage.subscriptions")
+        self._drivers: weakref.WeakValueDictionary[str, SubscriptionDriver] = weakref.WeakValueDictionary()
+        """By the id of the subscription: all its handles and consumers in this process share one."""
+
+    def open(self, topic: Topic, name: str, start: Start, options: SubscriptionOptions) -> Subscription:
+        """The subscription of this name, created if it is not there; `Conflict` if it is and has other options."""
+        reader = ReaderName.of(topic.spec.namespace, topic.spec.topic, name)
+        wanted = SubscriptionSpec.create(
+            topic.spec,
+            name,
+            subscription_id=self._clock.random_bytes(16).hex(),
+            created_at=self._clock.now_ms(),
+            **options,
+        )
+        spec = self._store.get(reader, topic.spec.topic_id)
+        while spec is None or spec.is_ending:
+            if spec is not None:
+                self.end(spec, topic.partitions)
+            # Partitions that a mapping does not name begin at their first record, as in a read.
+            starts = dict.fromkeys(range(topic.partitions), 0) | topic.starts(start)
+            cursors = {number: Progress(offset=at, incarnation=wanted.topic_id) for number, at in starts.items()}
+            spec = self._store.create(wanted, cursors)
+        spec.check_options(options)
+        return Subscription(self._driver(topic, spec))
+
+    def of_topic(self, topic: TopicSpec) -> list[SubscriptionSpec]:
+        """The definitions of all subscriptions of a topic, by name."""
+        return self._store.of_topic(topic)
+
+    def end(self, spec: SubscriptionSpec, partitions: int) -> None:
+        """Remove the cursors and then the definition of a subscription that is marked as ending. May be repeated."""
+        self._cursors.forget(ReaderName(spec.namespace, spec.topic, spec.name), partitions)
+        self._store.remove(spec)
+
+    def _driver(self, topic: Topic, spec: SubscriptionSpec) -> SubscriptionDriver:
+        with self._lock:
+            driver = self._drivers.get(spec.subscription_id)
+            if driver is None:
+                driver = SubscriptionDriver(
+                    topic, spec, self, self._store, self._cursors, self._clock, careful_ms=self._careful_ms
+                )
+                self._drivers[spec.subscription_id] = driver
+        return driver
+
+
+class SubscriptionDriver:
+    """Reads records for one subscription, delivers them, and stores how far it has come. Safe for threads.
+
+    Whatever waits for disk or metadata runs in the caller's thread. `pull_cached` never waits: it is for event loops.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        spec: SubscriptionSpec,
+        subscriptions: Subscriptions,
+        store: SubscriptionStore,
+        cursors: Cursors,
+        clock: Clock,
+        *,
+        careful_ms: int,
+    ) -> None:
+        self.topic = topic
+        self.name = ReaderName(spec.namespace, spec.topic, spec.name)
+        self.dispatch = Dispatch(spec, clock)
+        self.clock = clock
+        self._subscriptions = subscriptions
+        self._store = store
+        self._cursors = cursors
+        self._careful_ms = careful_ms
+        self._attaching = RankedLock(Rank.LOG, "storage.subscription")
+        self._wired: dict[int, tuple[ReadShard, ServedPartition]] = {}
+        """By partition, the shard that calls the waker of what is served."""
+        self._look_at = 0.0
+
+    @property
+    def spec(self) -> SubscriptionSpec:
+        """The definition that it goes by."""
+        return self.dispatch.spec
+
+    # Consumers
+
+    def attach(self, name: str, unacked_max: int) -> int:
+        """Attach a consumer to all partitions or to none; its number. Acquires the shards that are not owned yet."""
+        with self._attaching:
+            number = self.dispatch.attach(name, unacked_max)
+            try:
+                self._serve()
+            except BaseException:
+                self._detach(number)
+                raise
+        return number
+
+    def detach(self, consumer: int) -> None:
+        """A consumer leaves. When the last one has left, everything that was acknowledged is stored on return."""
+        with self._attaching:
+            self._detach(consumer)
+
+    def _detach(self, consumer: int) -> None:
+        is_last = self.dispatch.detach(consumer)
+        self._note(self.dispatch.partitions)
+        if not is_last:
+            return
+        for number in list(self._wired):
+            self._unwire(number)
+        self.dispatch.unserve()
+        try:
+            self.flush()
+        except (Unavailable, Indeterminate) as error:
+            logger.warning(
+                "%s: where the subscription %s stands is not stored yet and is tried again; if this process ends "
+                "before, records are delivered again: %s",
+                self.topic.name,
+                self.spec.name,
+                error,
+            )
+
+    def flush(self) -> None:
+        """On return everything that was acknowledged before is stored."""
+        self._cursors.write(self.name, self.spec.topic_id)
+
+    # Records
+
+    def pull(self, consumer: int, count: int) -> list[DeliveredRecord]:
+        """Up to `count` records that are due for the consumer, without waiting for more to come."""
+        if self.clock.monotonic() >= self._look_at:
+            self._look()
+        while True:
+            claimed = self.dispatch.claim(consumer, count)
+            if not claimed:
+                wanted = self.dispatch.wanted(consumer)
+                if wanted is None:
+                    return []
+                self._read(*wanted, count)
+                continue
+            found = self._delivered(consumer, claimed)
+            if found:
+                return found
+
+    def pull_cached(self, consumer: int, count: int) -> list[DeliveredRecord] | None:
+        """As `pull`, from memory alone; `None` where `pull` has to be asked in a thread that may wait."""
+        if self.clock.monotonic() >= self._look_at or self.dispatch.is_careful():
+            return None
+        while not (claimed := self.dispatch.claim(consumer, count)):
+            wanted = self.dispatch.wanted(consumer)
+            if wanted is None:
+                return []
+            if not self._read_cached(*wanted, count):
+                return None
+        found = [(claim, self._at_hand(claim)) for claim in claimed]
+        if any(len(records) < len(claim.offsets) for claim, records in found):
+            for claim in claimed:
+                self.dispatch.give_back(consumer, claim.partition, claim.offsets)
+            return None
+        self._note(claim.partition for claim in claimed)
+        return [delivered for claim, records in found for delivered in _in_order(claim, records)]
+
+    def _read(self, partition: int, offset: int, count: int) -> None:
+        """Read on behind the window of a partition."""
+        try:
+            ended = self._ended(partition)
+            page, reach = self.topic.batch_page(
+                partition, offset, records_max=max(count, LOOP_RECORDS_MAX), bytes_max=PAGE_BYTES
+            )
+            self._offer(partition, KeptPage(page, ended), reach.head)
+        except BaseException:
+            self.dispatch.has_more(partition)
+            raise
+
+    def _read_cached(self, partition: int, offset: int, count: int) -> bool:
+        """As `_read`, from memory alone; false if memory has not got it."""
+        try:
+            ended = self._ended(partition)
+            found = self.topic.batch_page_cached(
+                partition, offset, records_max=max(count, LOOP_RECORDS_MAX), bytes_max=PAGE_BYTES
+            )
+            if found is None:
+                self.dispatch.has_more(partition)
+                return False
+            self._offer(partition, KeptPage(found[0], ended), found[1].head)
+        except BaseException:
+            self.dispatch.has_more(partition)
+            raise
+        return True
+
+    def _offer(self, partition: int, kept: KeptPage, head: int) -> None:
+        slots = slots_of(kept.page) if self.spec.mode is SubscriptionMode.KEY_SHARED else None
+        self.dispatch.offer(partition, kept, head, slots)
+
+    def _ended(self, partition: int) -> object:
+        """What has ended in the shard that is open; equal to nothing where none is."""
+        shard = self.topic.shard_if_open(partition)
+        return object() if shard is None else (shard, shard.ended())
+
+    def _at_hand(self, claim: Claimed) -> dict[int, Record]:
+        """Those of the claimed records that are in kept pages, unless records of the shard have ended since."""
+        ended = self._ended(claim.partition)
+        return records_of(claim._replace(pages=tuple(kept for kept in claim.pages if kept.ended == ended)))
+
+    def _delivered(self, consumer: int, claimed: Sequence[Claimed]) -> list[DeliveredRecord]:
+        """What was claimed, with its records; what is gone is done, and what does not get here is due again."""
+        try:
+            found = [(claim, self._records(claim)) for claim in claimed]
+            self._note(claim.partition for claim in claimed)
+            if self.dispatch.is_careful():
+                self.flush()
+        except BaseException:
+            for claim in claimed:
+                self.dispatch.give_back(consumer, claim.partition, claim.offsets)
+            raise
+        for claim, records in found:
+            gone = [offset for offset in claim.offsets if offset not in records]
+            if gone:
+                self.dispatch.gone(claim.partition, gone)
+        return [delivered for claim, records in found for delivered in _in_order(claim, records)]
+
+    def _records(self, claim: Claimed) -> dict[int, Record]:
+        """The claimed records that still exist. What the pages at hand have not got is read again."""
+        found = self._at_hand(claim)
+        missing = [offset for offset in claim.offsets if offset not in found]
+        while missing:
+            page, _ = self.topic.batch_page(
+                claim.partition, missing[0], records_max=LOOP_RECORDS_MAX, bytes_max=PAGE_BYTES
+            )
+            found.update(records_of(claim._replace(offsets=missing, pages=(KeptPage(page, None),))))
+            missing = [offset for offset in missing if offset >= max(page.next, missing[0] + 1)]
+        return found
+
+    # What consumers have done
+
+    def ack(self, consumer: int, done: Mapping[int, Sequence[int]]) -> int:
+        """See `Consumer.ack`. Never waits."""
+        return self._counted(self.dispatch.ack(consumer, done))
+
+    def ack_up_to(self, consumer: int, partition: int, offset: int) -> int:
+        """See `Consumer.ack_cumulative`. Never waits."""
+        return self._counted({partition: self.dispatch.ack_up_to(consumer, partition, offset)})
+
+    def nack(self, consumer: int, failed: Mapping[int, Sequence[int]], delay_ms: int | None) -> int:
+        """See `Consumer.nack`. Never waits."""
+        return self._counted(self.dispatch.nack(consumer, failed, delay_ms))
+
+    def give_back(self, consumer: int, delivered: Sequence[DeliveredRecord]) -> None:
+        """Records that did not reach their consumer are due again. Never waits."""
+        for partition, offsets in by_partition(delivered).items():
+            self.dispatch.give_back(consumer, partition, offsets)
+
+    def _counted(self, counted: Mapping[int, int]) -> int:
+        """Note what changed, and have others that wait look: there is room, or a key is free."""
+        changed = [partition for partition, count in counted.items() if count]
+        if changed:
+            self._note(changed)
+            self.dispatch.wake()
+        return sum(counted.values())
+
+    def _note(self, partitions: Iterable[int]) -> None:
+        """Have the flusher store where these partitions stand."""
+        served = self.dispatch.partitions
+        for number in partitions:
+            if number in served:
+                self._cursors.touch(self.name, number, self.spec.topic_id, served[number])
+
+    # Partitions
+
+    def _look(self) -> None:
+        """Go by partitions that were added and shards that were opened again, and look for records unasked."""
+        self._look_at = self.clock.monotonic() + LOOK_S
+        with self._attaching:
+            self._serve()
+        self.dispatch.look_again()
+
+    def _serve(self) -> None:
+        """Deliver from every partition of the topic, by the shard that is open now. `_attaching` is held."""
+        for number in range(self.topic.partitions):
+            shard = self.topic.shard_if_open(number)
+            if shard is None:
+                self.topic.acquire(number)
+                shard = self.topic.shard_if_open(number)
+            if shard is None:
+                raise Unavailable(f"{self.topic.name}[{number}] is not open any more; try again", topic=self.topic.name)
+            wired = self._wired.get(number)
+            if wired is None or wired[0] is not shard:
+                self._serve_by(number, shard)
+
+    def _serve_by(self, number: int, shard: ReadShard) -> None:
+        served = self.dispatch.partitions.get(number)
+        if served is None or served.epoch != shard.epoch:
+            # Another process may have owned the partition and delivered from it: where it stands is what is stored.
+            progress = self._cursors.at(self.spec.name, self.topic.spec, number)
+            served = self.dispatch.serve(number, window_of(self.spec, progress), shard.epoch, self._careful_ms)
+        self._unwire(number)
+        # Noted first: an interrupt in between leaves a shard that is visited in vain when the consumer leaves.
+        self._wired[number] = shard, served
+        shard.wakers.add(served.published)
+
+    def _unwire(self, number: int) -> None:
+        wired = self._wired.pop(number, None)
+        if wired is not None:
+            shard, served = wired
+            shard.wakers.discard(served.published)
+
+    # What operators do
+
+    def lag(self) -> list[SubscriptionLag]:
+        """See `Subscription.lag`."""
+        standing = self.dispatch.standing()
+        found = []
+        for number in range(self.topic.partitions):
+            end = self.topic.offsets(number).next
+            if number in standing:
+                stands = standing[number]
+                found.append(
+                    SubscriptionLag(
+                        number, stands.cursor, end, stands.done_above, stands.held, stands.delayed, stands.spent
+                    )
+                )
+            else:
+                progress = self._cursors.at(self.spec.name, self.topic.spec, number)
+                cursor = 0 if progress is None else progress.offset
+                done = 0 if progress is None else len(acked_of(progress))
+                found.append(SubscriptionLag(number, cursor, end, done))
+        return found
+
+    def peek(self, records_max: int, partition: int | None) -> list[Record]:
+        """See `Subscription.peek`."""
+        found: list[Record] = []
+        for number in range(self.topic.partitions) if partition is None else [partition]:
+            progress = self._progress(number)
+            offset = 0 if progress is None else progress.offset
+            done = None if progress is None else acked_of(progress)
+            while len(found) < records_max:
+                page = self.topic.page(number, offset, records_max=LOOP_RECORDS_MAX, bytes_max=PAGE_BYTES)
+                found += [record for record in page.records if done is None or record.offset not in done]
+                if page.next <= offset:
+                    break
+                offset = page.next
+        return found[:records_max]
+
+    def _progress(self, number: int) -> Progress | None:
+        served = self.dispatch.partitions.get(number)
+        return served.progress() if served is not None else self._cursors.at(self.spec.name, self.topic.spec, number)
+
+    def pause(self, *, paused: bool) -> None:
+        """See `Subscription.pause` and `resume`."""
+        self.dispatch.adopt(
+            self._store.change(
+                self.name, self.spec.topic_id, lambda spec: msgspec.structs.replace(spec, is_paused=paused)
+            )
+        )
+
+    def seek(self, position: Start, partition: int | None) -> dict[int, int]:
+        """See `Subscription.seek`."""
+        with self._attaching:
+            self._check_idle("seek")
+            found = {}
+            for number, offset in self.topic.starts(position, partition).items():
+                # Only the owner moves a subscription: one before it that is not aware of its end cannot undo this.
+                self.topic.acquire(number)
+                progress = Progress(offset=offset, incarnation=self.spec.topic_id, epoch=self.topic.epoch(number))
+                self._cursors.reset(self.name, number, progress)
+                found[number] = offset
+        return found
+
+    def delete(self) -> None:
+        """See `Subscription.delete`."""
+        with self._attaching:
+            self._check_idle("delete it")
+            spec = self._store.change(
+                self.name, self.spec.topic_id, lambda spec: msgspec.structs.replace(spec, is_ending=True)
+            )
+            self._subscriptions.end(spec, self.topic.partitions)
+
+    def _check_idle(self, what: str) -> None:
+        consumers = self.dispatch.consumers
+        if consumers:
+            raise Conflict(
+                f"consumers are attached to the subscription {self.spec.name} of {self.topic.name} "
+                f"({', '.join(consumers[:5])}): close them, then {what}",
+                topic=self.topic.name,
+            )
+
+
+class Subscription:
+    """One subscription of a topic. Made by `Topic.subscribe`; safe for concurrent use by threads."""
+
+    def __init__(self, driver: SubscriptionDriver) -> None:
+        self.driver = driver
+        """For callers who wait in their own way."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.driver.spec.name
+
+    @property
+    def spec(self) -> SubscriptionSpec:
+        """The definition that it goes by."""
+        return self.driver.spec
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name} of {self.driver.topic.name}, {self.spec.mode}>"
+
+    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> Consumer:
+        """A consumer, for a `with` statement. It is given at most `unacked_max` records that it has not acknowledged.
+
+        It is attached by `with`, or by its first `take`. That acquires the partitions of the topic, as an append does:
+        `Moved` if another process owns one. In mode `exclusive` a second consumer is a `Conflict`.
+        """
+        return Consumer(self.driver, name, unacked_max)
+
+    def consumers(self) -> list[str]:
+        """The names of the consumers that are attached in this process, the one that came first first."""
+        return self.driver.dispatch.consumers
+
+    def lag(self) -> list[SubscriptionLag]:
+        """How far it has come in each partition, and how much is not done."""
+        return self.driver.lag()
+
+    def peek(self, records_max: int = 10, *, partition: int | None = None) -> list[Record]:
+        """The first records that are not done, without taking them."""
+        return self.driver.peek(records_max, partition)
+
+    def pause(self) -> None:
+        """Deliver nothing more, also after a restart, until `resume`. What was delivered may be acknowledged."""
+        self.driver.pause(paused=True)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self.driver.pause(paused=False)
+
+    def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
+        """Go on at another place, also an earlier one, in one partition or all; where each stands now.
+
+        `Conflict` while a consumer is attached. What was acknowledged there, and how often, is forgotten.
+        """
+        return self.driver.seek(position, partition)
+
+    def flush(self) -> None:
+        """On return every acknowledgement before is stored; else that takes `progress.flush_interval_ms`."""
+        self.driver.flush()
+
+    def delete(self) -> None:
+        """Remove the subscription with its cursors; `Conflict` while a consumer is attached."""
+        self.driver.delete()
+
+
+class Consumer:
+    """One consumer of a subscription, attached by `with` or by its first `take`.
+
+    For one thread at a time, but for `ack` and `nack`, which any thread may call.
+    """
+
+    def __init__(self, driver: SubscriptionDriver, name: str, unacked_max: int) -> None:
+        check_consumer(name, unacked_max)
+        self._driver = driver
+        self._name = name
+        self._unacked_max = unacked_max
+        self._attached: int | None = None
+        self._is_closed = False
+        self._woken = threading.Event()
+
+    def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
+        """Up to `records_max` records that are due; waits for the first of them up to `wait_s` seconds.
+
+        Each is to be acknowledged within the ack time-out of the subscription, or is delivered again.
+        """
+        count = checked_take(records_max)
+        checked_seconds("wait_s", wait_s)
+        self._attach()
+        dispatch, clock, waker = self._driver.dispatch, self._driver.clock, self._woken.set
+        deadline = clock.monotonic() + wait_s
+        while True:
+            self._woken.clear()
+            is_leaving = True
+            # Before the look: what comes after it wakes.
+            dispatch.wait(self._number, waker)
+            try:
+                found = self._driver.pull(self._number, count)
+                pause = pause_s(dispatch, deadline - clock.monotonic())
+                if found or pause is None:
+                    return found
+                self._woken.wait(pause)
+                is_leaving = False
+            finally:
+                dispatch.unwait(waker, is_leaving=is_leaving)
+
+    def __iter__(self) -> Iterator[DeliveredRecord]:
+        return self.each()
+
+    def each(self, *, wait_s: float | None = None) -> Iterator[DeliveredRecord]:
+        """Records one by one as they come; ends when none came for `wait_s` seconds, or once it is closed."""
+        while not self._is_closed:
+            found = self.take(1, wait_s=LOOK_S if wait_s is None else wait_s)
+            if not found and wait_s is not None:
+                return
+            yield from found
+
+    def ack(self, *done: DeliveredRecord) -> int:
+        """These records are done and are not delivered again; how many of them counted.
+
+        A record that has gone to another consumer meanwhile does not count: that one acknowledges it.
+        """
+        return self._driver.ack(self._number, by_partition(done))
+
+    def ack_cumulative(self, last: DeliveredRecord) -> int:
+        """This record and all before it in its partition are done; how many that were. Not where records are shared."""
+        return self._driver.ack_up_to(self._number, last.record.partition, last.record.offset)
+
+    def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None) -> int:
+        """These could not be done: each is delivered again after `delay_ms`, else after the back-off."""
+        return self._driver.nack(self._number, by_partition(failed), checked_delay(delay_ms))
+
+    def close(self) -> None:
+        """Leave; what was taken and not acknowledged is due for other consumers at once. Harmless when repeated.
+
+        When the last consumer has left, everything that was acknowledged is stored on return.
+        """
+        self._is_closed = True
+        number, self._attached = self._attached, None
+        if number is not None:
+            self._driver.detach(number)
+
+    def __enter__(self) -> Self:
+        self._attach()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _number(self) -> int:
+        if self._attached is None:
+            raise Closed(f'consumer "{self._name}" of the subscription {self._driver.spec.name} is not attached')
+        return self._attached
+
+    def _attach(self) -> None:
+        if self._attached is None and not self._is_closed:
+            self._attached = self._driver.attach(self._name, self._unacked_max)
+            # A consumer that is dropped without being closed leaves as well; there, no lock may be taken.
+            weakref.finalize(self, self._driver.dispatch.abandon, self._attached)
+
+
+def check_consumer(name: str, unacked_max: int) -> None:
+    """`Invalid` unless a consumer may have this name and this limit."""
+    if not isinstance(name, str):
+        raise Invalid(f"the name of a consumer is {type(name).__name__}, not str")
+    if not isinstance(unacked_max, int) or isinstance(unacked_max, bool) or unacked_max < 1:
+        raise Invalid(f"unacked_max is {unacked_max!r:.80}; allowed: from 1 on")
+
+
+def by_partition(delivered: Sequence[DeliveredRecord]) -> dict[int, list[int]]:
+    """The offsets of delivered records, by partition."""
+    found: dict[int, list[int]] = {}
+    for one in delivered:
+        found.setdefault(one.record.partition, []).append(one.record.offset)
+    return found
+
+
+def checked_take(records_max: int) -> int:
+    """How many records a caller wants; `Invalid` if that cannot be."""
+    if not isinstance(records_max, int) or isinstance(records_max, bool) or records_max < 1:
+        raise Invalid(f"records_max is {records_max!r:.80}; allowed: from 1 on")
+    return min(records_max, TAKE_MAX)
+
+
+def checked_delay(delay_ms: int | None) -> int | None:
+    """How long a record waits; `Invalid` if that cannot be."""
+    if delay_ms is None or (isinstance(delay_ms, int) and not isinstance(delay_ms, bool) and 0 <= delay_ms <= 2**40):
+        return delay_ms
+    raise Invalid(f"delay_ms is {delay_ms!r:.80}; allowed: 0 to {2**40}")
+
+
+def pause_s(dispatch: Dispatch, left_s: float) -> float | None:
+    """How long to wait before the next look, if no waker is called; `None` if the time is up."""
+    if left_s <= 0:
+        return None
+    due = dispatch.due_ms()
+    # Another consumer may take a record and stall: its time-out is seen in time, too.
+    look = min(LOOK_S, max(0.01, dispatch.spec.ack_timeout_ms / 10_000))
+    return min(left_s, look, look if due is None else max(0.001, due / 1000))
+
+
+def _in_order(claim: Claimed, records: Mapping[int, Record]) -> Iterator[DeliveredRecord]:
+    for offset, attempt in zip(claim.offsets, claim.attempts, strict=True):
+        record = records.get(offset)
+        if record is not None:
+            yield DeliveredRecord(record, attempt)

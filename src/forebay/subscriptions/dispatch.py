@@ -1,0 +1,496 @@
+"""One subscription as a process serves it: its consumers, and a window for each partition.
+
+Says which records go to which consumer, who waits for more, and what is to be stored. Reads no records and waits for
+nothing: a driver asks `wanted` what to read, hands pages to `offer`, and gives its consumer what `claim` names. Every
+call is short, so that an event loop may make it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from forebay.clock import Clock
+from forebay.errors import Closed, Conflict, Invalid
+from forebay.format.frame.batch import Batch
+from forebay.locks import Rank, RankedLock
+from forebay.pages import Page
+from forebay.partitioning import murmur2_column
+from forebay.progress import ATTEMPTS_STORED_MAX, Progress
+from forebay.records import Gap, Reason, Record
+from forebay.subscriptions.cursor import progress_of
+from forebay.subscriptions.window import KEYLESS, SLOTS, Slots, Window
+from forebay.topics import OnSpent, SubscriptionMode, SubscriptionSpec
+
+logger = logging.getLogger(__name__)
+
+PAGES_KEPT_MAX: Final = 4
+"""Pages of a partition that are kept until their records are delivered; what is older is read again."""
+
+
+class KeptPage(NamedTuple):
+    """A page whose records wait for consumers. Of no use once what has ended in its shard is not as it was before."""
+
+    page: Page
+    ended: object
+    """See `ReadShard.ended`."""
+
+
+class Claimed(NamedTuple):
+    """Records of one partition that a consumer holds from now on, and pages that may have them."""
+
+    partition: int
+    offsets: list[int]
+    attempts: list[int]
+    pages: tuple[KeptPage, ...]
+
+
+class PartitionStanding(NamedTuple):
+    """How far a subscription has come in a partition."""
+
+    cursor: int
+    done_above: int
+    """How many offsets above the cursor are done."""
+    held: int
+    delayed: int
+    spent: int
+
+
+class _Attached(NamedTuple):
+    name: str
+    unacked_max: int
+
+
+class ServedPartition:
+    """One partition of a subscription that is served. The lock of its `Dispatch` guards the window and the pages."""
+
+    def __init__(self, dispatch: Dispatch, number: int, window: Window, epoch: int, careful_until_ms: int) -> None:
+        self._dispatch = dispatch
+        self.number = number
+        self.window = window
+        self.epoch = epoch
+        self.careful_until_ms = careful_until_ms
+        self.has_news = True
+        """Whether there may be records behind the window. Any thread sets it, without the lock."""
+        self.pages: deque[KeptPage] = deque(maxlen=PAGES_KEPT_MAX)
+        self.is_blocked = False
+
+    def published(self) -> None:
+        """A waker of the shard: records have come. Runs in the thread of a writer, without a lock."""
+        self.has_news = True
+        self._dispatch.wake()
+
+    def progress(self) -> Progress:
+        """What is to be stored now. For the thread that writes cursors."""
+        return self._dispatch.progress(self)
+
+
+class Dispatch:
+    """The consumers and windows of one subscription. Safe for threads; nothing is read or written under its lock."""
+
+    def __init__(self, spec: SubscriptionSpec, clock: Clock) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._lock = RankedLock(Rank.LEAF, "subscriptions.dispatch")
+        self._consumers: dict[int, _Attached] = {}
+        """By number, in the order in which they came."""
+        self._numbers = 0
+        self._abandoned: deque[int] = deque()
+        self._served: dict[int, ServedPartition] = {}
+        self._turn = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._wakes_one = spec.mode is SubscriptionMode.SHARED
+        """Any of those that wait may take what comes, so one is enough."""
+        self._reports: deque[tuple[str, tuple[object, ...]]] = deque()
+        """Lines for the operator, logged once the lock is free."""
+
+    @property
+    def spec(self) -> SubscriptionSpec:
+        """The definition that it goes by."""
+        return self._spec
+
+    def adopt(self, spec: SubscriptionSpec) -> None:
+        """Go by this definition from now on: it was paused or resumed."""
+        self._spec = spec
+        self._wake_all()
+
+    def now_ms(self) -> int:
+        """The time that windows go by."""
+        return int(self._clock.monotonic() * 1000)
+
+    # Consumers
+
+    @property
+    def consumers(self) -> list[str]:
+        """The names of the consumers that are attached, in the order in which they came."""
+        with self._lock:
+            self._leave_abandoned()
+            return [attached.name for attached in self._consumers.values()]
+
+    def attach(self, name: str, unacked_max: int) -> int:
+        """Attach a consumer; its number. `Conflict` if the subscription is exclusive and has one."""
+        with self._lock:
+            self._leave_abandoned()
+            if self._spec.mode is SubscriptionMode.EXCLUSIVE and self._consumers:
+                (other,) = self._consumers.values()
+                raise Conflict(
+                    f"the subscription {self._spec.name} of {self._topic} is exclusive, and consumer "
+                    f'"{other.name}" is attached: close that one first, or use mode "failover" or "shared"',
+                    topic=self._topic,
+                )
+            self._numbers += 1
+            self._consumers[self._numbers] = _Attached(name, unacked_max)
+            return self._numbers
+
+    def detach(self, consumer: int) -> bool:
+        """A consumer leaves: what it holds is due for the others at once. Whether none is left."""
+        with self._lock:
+            self._leave(consumer)
+            self._leave_abandoned()
+            is_last = not self._consumers
+        self._report()
+        self._wake_all()
+        return is_last
+
+    def abandon(self, consumer: int) -> None:
+        """A consumer was dropped without being closed; it leaves at the next call of another. Takes no lock."""
+        self._abandoned.append(consumer)
+
+    # Partitions
+
+    @property
+    def partitions(self) -> dict[int, ServedPartition]:
+        """The partitions that are served, by number."""
+        with self._lock:
+            return dict(self._served)
+
+    def serve(self, number: int, window: Window, epoch: int, careful_ms: int) -> ServedPartition:
+        """Deliver a partition from this window, in place of one that was served before. See `is_careful`."""
+        served = ServedPartition(self, number, window, epoch, self.now_ms() + careful_ms)
+        with self._lock:
+            self._served[number] = served
+        return served
+
+    def unserve(self) -> None:
+        """Serve no partition any more."""
+        with self._lock:
+            self._served.clear()
+
+    def progress(self, served: ServedPartition) -> Progress:
+        """What is to be stored of a partition."""
+        with self._lock:
+            return progress_of(served.window, self._spec.topic_id, served.epoch)
+
+    def standing(self) -> dict[int, PartitionStanding]:
+        """How far each partition has come that is served."""
+        with self._lock:
+            return {number: _standing(served.window) for number, served in self._served.items()}
+
+    def is_careful(self) -> bool:
+        """Whether deliveries are to be stored before they are made.
+
+        So it is in the first moments after a start: a record that ends the process when it is delivered counts its
+        deliveries all the same. A process that lives longer has stored by then where it stands.
+        """
+        now = self.now_ms()
+        return any(now < served.careful_until_ms for served in self.partitions.values())
+
+    # Deliveries
+
+    def claim(self, consumer: int, count: int) -> list[Claimed]:
+        """Up to `count` records that are due for a consumer, which holds them from now on."""
+        now = self.now_ms()
+        claimed: list[Claimed] = []
+        with self._lock:
+            self._leave_abandoned()
+            left = self._allowed(consumer, count)
+            for served in self._in_turn(now):
+                if left <= 0:
+                    break
+                limit = left
+                if now < served.careful_until_ms:
+                    limit = min(left, ATTEMPTS_STORED_MAX - served.window.counts.held)
+                taken = served.window.take(consumer, max(limit, 0), now)
+                if taken.offsets:
+                    claimed.append(Claimed(served.number, *taken, tuple(served.pages)))
+                    left -= len(taken.offsets)
+                if not served.window.counts.ready:
+                    served.pages.clear()
+                self._see_to_spent(served)
+            self._turn += 1
+        self._report()
+        return claimed
+
+    def wanted(self, consumer: int) -> tuple[int, int] | None:
+        """A partition that is to be read for a consumer, and from which offset on; `None` if there is none.
+
+        The caller reads it and calls `offer`, or `has_more` if it could not.
+        """
+        now = self.now_ms()
+        with self._lock:
+            if self._allowed(consumer, 1) > 0:
+                for served in self._in_turn(now):
+                    if served.has_news and served.window.room > 0:
+                        # Before the read: what comes during it is news again.
+                        served.has_news = False
+                        return served.number, served.window.end
+        return None
+
+    def has_more(self, partition: int) -> None:
+        """There may be records behind the window of a partition."""
+        served = self._served.get(partition)
+        if served is not None:
+            served.has_news = True
+
+    def look_again(self) -> None:
+        """There may be records behind every window."""
+        for served in self.partitions.values():
+            served.has_news = True
+
+    def offer(self, partition: int, kept: KeptPage, head: int, slots: Slots | None) -> None:
+        """Take in a page that was read from the end of a window on; `head` is the end of the partition."""
+        page = kept.page
+        records = [(batch.base, batch.end) for batch in page.batches]
+        with self._lock:
+            served = self._served.get(partition)
+            if served is None:
+                return
+            before = served.window.end
+            end = served.window.offer(records, page.next, slots)
+            if end > before and page.batches:
+                served.pages.append(kept)
+            # There is more to read, or the window is full and the rest is read later. A page without a step forward
+            # ends at a bulk load that is not committed yet.
+            if end < page.next or before < end < head:
+                served.has_news = True
+            self._name_gaps(partition, page.events, before, end)
+            self._see_to_spent(served)
+        self._report()
+
+    def ack(self, consumer: int, done: Mapping[int, Sequence[int]]) -> dict[int, int]:
+        """Offsets by partition are done; how many of them counted."""
+        with self._lock:
+            self._check(consumer)
+            return {
+                number: self._served[number].window.ack(consumer, offsets)
+                for number, offsets in done.items()
+                if number in self._served
+            }
+
+    def ack_up_to(self, consumer: int, partition: int, offset: int) -> int:
+        """All of a partition up to a record is done; how many records that is. Only where one consumer gets all."""
+        if not self._spec.mode.has_one:
+            raise Invalid(
+                f'mode "{self._spec.mode}" delivers to several consumers, and none knows that all before offset '
+                f"{offset} is done: acknowledge each record"
+            )
+        with self._lock:
+            self._check(consumer)
+            served = self._served.get(partition)
+            return served.window.ack_up_to(consumer, offset) if served is not None else 0
+
+    def nack(self, consumer: int, failed: Mapping[int, Sequence[int]], delay_ms: int | None) -> dict[int, int]:
+        """Offsets by partition could not be done; how many of them the consumer held."""
+        now = self.now_ms()
+        counted = {}
+        with self._lock:
+            self._check(consumer)
+            for number, offsets in failed.items():
+                served = self._served.get(number)
+                if served is not None:
+                    counted[number] = served.window.nack(consumer, offsets, now, delay_ms)
+                    self._see_to_spent(served)
+        self._report()
+        return counted
+
+    def give_back(self, consumer: int, partition: int, offsets: Sequence[int]) -> None:
+        """Records that were claimed and did not reach the consumer are due again."""
+        with self._lock:
+            served = self._served.get(partition)
+            if served is not None:
+                served.window.give_back(consumer, offsets)
+        self.wake()
+
+    def gone(self, partition: int, offsets: Sequence[int]) -> None:
+        """Records that were to be delivered do not exist any more: they were deleted or evicted."""
+        with self._lock:
+            served = self._served.get(partition)
+            if served is not None:
+                served.window.finish(offsets)
+
+    # Waiting
+
+    def due_ms(self) -> int | None:
+        """How many milliseconds from now the next delay or time-out ends, if there is one."""
+        now = self.now_ms()
+        due = [served.window.due for served in self.partitions.values()]
+        return min((max(0, at - now) for at in due if at is not None), default=None)
+
+    def wait(self, consumer: int, waker: Callable[[], None]) -> None:
+        """Have `waker` called once, by any thread, when a look is worth it. It is quick and takes no lock."""
+        if self._wakes_one:
+            with self._lock:
+                if self._allowed(consumer, 1) <= 0:
+                    # It could not take what comes, and would keep it from another that waits.
+                    return
+        self._waiting.append(waker)
+
+    def unwait(self, waker: Callable[[], None], *, is_leaving: bool) -> None:
+        """Do not call it any more. One that leaves has another look if there is something left."""
+        with contextlib.suppress(ValueError):
+            # Else it was called.
+            self._waiting.remove(waker)
+        if is_leaving and self._waiting and not self._spec.mode.has_one and self._has_work():
+            self.wake()
+
+    def wake(self) -> None:
+        """Have one that waits look, or all where not each of them may take what has come."""
+        if not self._wakes_one:
+            self._wake_all()
+            return
+        try:
+            waker = self._waiting.popleft()
+        except IndexError:
+            return
+        waker()
+
+    def _wake_all(self) -> None:
+        # As many as wait now: one that is called may wait again at once.
+        for _ in range(len(self._waiting)):
+            try:
+                waker = self._waiting.popleft()
+            except IndexError:
+                return
+            waker()
+
+    def _has_work(self) -> bool:
+        now = self.now_ms()
+        with self._lock:
+            return not self._spec.is_paused and any(
+                served.window.is_due(now) or (served.has_news and served.window.room > 0)
+                for served in self._in_turn(now)
+            )
+
+    # How. The lock is held.
+
+    @property
+    def _topic(self) -> str:
+        return f"{self._spec.namespace}/{self._spec.topic}"
+
+    def _check(self, consumer: int) -> None:
+        if consumer not in self._consumers:
+            raise Closed(f"this consumer of the subscription {self._spec.name} of {self._topic} is closed")
+
+    def _leave(self, consumer: int) -> None:
+        if self._consumers.pop(consumer, None) is not None:
+            for served in self._served.values():
+                served.window.release(consumer)
+                self._see_to_spent(served)
+
+    def _leave_abandoned(self) -> None:
+        while self._abandoned:
+            self._leave(self._abandoned.popleft())
+
+    def _allowed(self, consumer: int, count: int) -> int:
+        """How many of so many records the consumer may take."""
+        self._check(consumer)
+        if self._spec.is_paused or (self._spec.mode.has_one and next(iter(self._consumers)) != consumer):
+            return 0
+        held = sum(served.window.held_by(consumer) for served in self._served.values())
+        return min(count, self._consumers[consumer].unacked_max - held)
+
+    def _in_turn(self, now: int) -> Iterator[ServedPartition]:
+        """The partitions that deliver, another one first each time."""
+        served = list(self._served.values())
+        for place in range(len(served)):
+            one = served[(self._turn + place) % len(served)]
+            if not one.is_blocked and (one.has_news or one.window.is_due(now)):
+                yield one
+
+    def _see_to_spent(self, served: ServedPartition) -> None:
+        """Do with records that were delivered as often as they may be what the subscription says."""
+        spent = served.window.counts.spent
+        if self._spec.on_spent is OnSpent.DROP and spent:
+            offsets = served.window.spent()
+            served.window.finish(offsets)
+            self._reports.append(
+                (
+                    "%s[%d]: the subscription %s drops %d records that were delivered %s times, the first at offset "
+                    "%d; read them there, or raise deliveries_max",
+                    (self._topic, served.number, self._spec.name, spent, self._spec.deliveries_max, offsets[0]),
+                )
+            )
+        elif self._spec.on_spent is OnSpent.BLOCK and bool(spent) != served.is_blocked:
+            served.is_blocked = bool(spent)
+            if spent:
+                self._reports.append(
+                    (
+                        "%s[%d]: the subscription %s delivers nothing more of this partition: the record at offset %d "
+                        "was delivered %s times and is not done; close its consumers and seek to that offset to try "
+                        "again, or behind it to leave it out",
+                        (
+                            self._topic,
+                            served.number,
+                            self._spec.name,
+                            served.window.spent()[0],
+                            self._spec.deliveries_max,
+                        ),
+                    )
+                )
+
+    def _name_gaps(self, partition: int, gaps: Sequence[Gap], start: int, stop: int) -> None:
+        for gap in gaps:
+            low, high = max(gap.start, start), min(gap.stop, stop)
+            if low < high and gap.reason is not Reason.SKIPPED:
+                self._reports.append(
+                    (
+                        "%s[%d]: the subscription %s goes on behind offsets [%d, %d), which are gone: %s",
+                        (self._topic, partition, self._spec.name, low, high, gap.reason.name.lower()),
+                    )
+                )
+
+    def _report(self) -> None:
+        """Log what the operator should know. The lock is not held."""
+        while self._reports:
+            try:
+                line, fields = self._reports.popleft()
+            except IndexError:
+                return
+            logger.warning(line, *fields)
+
+
+def slots_of(page: Page) -> Slots:
+    """The slot of each record of a page, by its key. For a driver, without the lock: it takes time."""
+    return np.concatenate([_slots(batch) for batch in page.batches]) if page.batches else np.empty(0, np.uint16)
+
+
+def records_of(claimed: Claimed) -> dict[int, Record]:
+    """Those of the claimed records that its pages have, by offset. For a driver, without the lock: it takes time."""
+    wanted = set(claimed.offsets)
+    found: dict[int, Record] = {}
+    for batch in [batch for kept in claimed.pages for batch in kept.page.batches]:
+        inside = [offset for offset in claimed.offsets if batch.base <= offset < batch.end]
+        if inside:
+            part = batch.slice(inside[0], inside[-1] + 1)
+            found.update((record.offset, record) for record in part.each_record(claimed.partition))
+    return found if len(found) == len(wanted) else {offset: found[offset] for offset in wanted if offset in found}
+
+
+def _slots(batch: Batch) -> Slots:
+    keys = batch.key_strip()
+    if keys is None:
+        return np.full(batch.count, KEYLESS, np.uint16)
+    slots = (murmur2_column(keys.filling, keys.offsets) & (SLOTS - 1)).astype(np.uint16)
+    if keys.present is not None:
+        slots[~keys.present] = KEYLESS
+    return slots
+
+
+def _standing(window: Window) -> PartitionStanding:
+    counts = window.counts
+    return PartitionStanding(window.cursor, len(window.acked()), counts.held, counts.delayed, counts.spent)

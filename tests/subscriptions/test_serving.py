@@ -1,0 +1,376 @@
+"""Subscriptions of the embedded log: threads, restarts, other owners, what is stored, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import forebay
+from forebay import EARLIEST, DeliveredRecord, Moved, Topic, Unsupported, aio
+from forebay.format.metadata.keys import progress_key, subscription_key
+from forebay.format.metadata.value import decode_value, encode_value
+from forebay.metadata import MemoryMetadata, Put
+from forebay.progress import ACKED_BYTES_MAX, ATTEMPTS_STORED_MAX, Progress, ProgressStore, ReaderName, moves_on
+from forebay.settings import ProgressSettings
+from forebay.storage.cursors import Cursors
+from forebay.subscriptions.cursor import acked_of, progress_of, window_of
+from forebay.subscriptions.window import Window, WindowLimits
+from forebay.testing.clock import ManualClock
+from forebay.testing.metadata import FaultyMetadata
+from forebay.topics import SubscriptionSpec, TopicSpec
+from tests.support.waiting import PATIENCE
+
+TOPIC = TopicSpec(namespace="shop", topic="orders", topic_id="0" * 32, partitions=1)
+SPEC = SubscriptionSpec.create(TOPIC, "billing", subscription_id="1" * 32, created_at=0, window_records_max=1_000_000)
+
+
+def topic_in(log: forebay.Storage, count: int) -> Topic:
+    topic = log.create_topic("shop/orders")
+    topic.append_many([b"%d" % number for number in range(count)], partition=0)
+    return topic
+
+
+def stored(log: forebay.Storage, topic: Topic, partition: int = 0) -> Progress:
+    entry = log.metadata.get(progress_key("shop", "orders", "billing", partition))
+    assert entry is not None
+    return decode_value(entry.value, Progress)[0]
+
+
+# Threads
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared"])
+def test_threads_share_all_records_once_each(mode: str) -> None:
+    """Each consumer acknowledges what it takes, so no record comes twice, and none is missing."""
+    with forebay.open(":memory:") as log:
+        topic = log.create_topic("shop/orders", partitions=3)
+        subscription = topic.subscribe("billing", mode=mode)
+        count, found = 600, list[DeliveredRecord]()
+        together = {key: set[int]() for key in range(7)}
+        broken: list[str] = []
+
+        def work(number: int) -> None:
+            with subscription.consumer(f"c{number}") as consumer:
+                while len(found) < count:
+                    taken = consumer.take(10, wait_s=0.05)
+                    for one in taken:
+                        holders = together[int(one.record.key or b"0")]
+                        holders.add(number)
+                        if mode == "key_shared" and len(holders) > 1:
+                            broken.append(f"{one.record.key!r} is with {holders}")
+                    found.extend(taken)
+                    for one in taken:
+                        together[int(one.record.key or b"0")].discard(number)
+                    consumer.ack(*taken)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(count):
+            topic.append(b"%d" % number, key=b"%d" % (number % 7))
+        for thread in threads:
+            thread.join(PATIENCE)
+
+        assert not broken
+        assert sorted(int(one.record.value or b"") for one in found) == list(range(count))
+        if mode == "key_shared":
+            for key in range(7):
+                order = [one.record.offset for one in found if one.record.key == b"%d" % key]
+                assert order == sorted(order)
+        assert sum(lag.lag for lag in subscription.lag()) == 0
+
+
+def test_a_consumer_that_is_dropped_without_being_closed_leaves() -> None:
+    with forebay.open(":memory:") as log:
+        topic = topic_in(log, 3)
+        subscription = topic.subscribe("billing", start=EARLIEST)
+        consumer = subscription.consumer("lost")
+        assert len(consumer.take()) == 3
+
+        del consumer
+        gc.collect()
+
+        with subscription.consumer("next") as consumer:
+            assert [one.attempt for one in consumer.take()] == [2, 2, 2]
+
+
+def test_a_consumer_that_could_not_attach_to_all_partitions_is_attached_to_none(tmp_path: Path) -> None:
+    refused = {1}
+    with forebay.open(tmp_path, may_own=lambda ref: ref.partition not in refused) as log:
+        topic = log.create_topic("shop/orders", partitions=2)
+        subscription = topic.subscribe("billing")
+        with pytest.raises(Moved), subscription.consumer():
+            pass
+        assert subscription.consumers() == []
+
+        refused.clear()
+        with subscription.consumer():
+            assert len(subscription.consumers()) == 1
+
+
+def test_a_log_that_is_opened_to_read_serves_no_subscription(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        topic_in(log, 1).subscribe("billing", start=EARLIEST)
+        with forebay.open(tmp_path, read_only=True) as beside:
+            topic = beside.topic("shop/orders")
+            assert [spec.name for spec in topic.subscriptions()] == ["billing"]
+            with pytest.raises(Unsupported), topic.subscribe("billing").consumer():
+                pass
+            with pytest.raises(Unsupported):
+                topic.subscribe("other")
+
+
+# What is stored
+
+
+def test_acknowledgements_are_stored_in_the_background_and_at_once_when_it_is_asked_for(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        topic = topic_in(log, 5)
+        subscription = topic.subscribe("billing", start=EARLIEST)
+        assert stored(log, topic).offset == 0
+        with subscription.consumer() as consumer:
+            taken = consumer.take()
+            consumer.ack(taken[0], taken[2])
+            subscription.flush()
+
+            progress = stored(log, topic)
+            assert (progress.offset, list(acked_of(progress))) == (1, [2])
+            assert progress.attempts == ((1, 1), (3, 1), (4, 1))
+            assert progress.epoch == topic.epoch()
+
+
+def test_deliveries_are_stored_before_they_are_made_in_the_first_moments_of_a_process(tmp_path: Path) -> None:
+    """A record that ends the process when it is delivered counts its deliveries all the same."""
+    with forebay.open(tmp_path, {"progress": {"flush_interval_ms": 600_000}}) as log:
+        topic = topic_in(log, 200)
+        with topic.subscribe("billing", start=EARLIEST).consumer() as consumer:
+            taken = consumer.take(200)
+
+            assert len(taken) == ATTEMPTS_STORED_MAX
+            assert stored(log, topic).attempts == tuple((one.record.offset, 1) for one in taken)
+            assert consumer.take() == []
+            consumer.ack(*taken[:10])
+            assert len(consumer.take()) == 10
+
+
+def test_a_window_comes_back_as_it_was_stored() -> None:
+    window = Window(5, WindowLimits(records_max=100))
+    window.offer([(5, 50)], 50)
+    window.take(1, 30, 0)
+    window.ack(1, [6, 7, 20])
+
+    progress = progress_of(window, TOPIC.topic_id, 3)
+    again = window_of(SPEC, decode_value(encode_value(progress), Progress)[0])
+
+    assert (again.cursor, list(again.acked())) == (5, [6, 7, 20])
+    assert again.attempts(ATTEMPTS_STORED_MAX) == window.attempts(ATTEMPTS_STORED_MAX)
+    assert window_of(SPEC, None).cursor == 0
+
+
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_what_is_done_above_the_cursor_always_fits_for_a_window_of_the_usual_size(step: int) -> None:
+    window = Window(0, WindowLimits(records_max=4_000))
+    window.offer([(0, 4_000)], 4_000)
+    taken = window.take(1, 4_000, 0)
+    window.ack(1, taken.offsets[1::step])
+
+    progress = progress_of(window, TOPIC.topic_id, 1)
+
+    assert acked_of(progress) == window.acked()
+
+
+def test_of_more_than_fits_the_lowest_offsets_are_stored() -> None:
+    window = Window(0, WindowLimits(records_max=100_000))
+    window.offer([(0, 100_000)], 100_000)
+    window.ack(1, window.take(1, 100_000, 0).offsets[1::2])
+
+    progress = progress_of(window, TOPIC.topic_id, 1)
+
+    assert isinstance(progress.attempts, tuple) and len(progress.attempts) == ATTEMPTS_STORED_MAX
+    assert not isinstance(progress.acked, msgspec.UnsetType) and len(progress.acked.bitmap) <= ACKED_BYTES_MAX
+    kept = list(acked_of(progress))
+    assert len(kept) > 1_000
+    assert kept == list(window.acked())[: len(kept)]
+
+
+def test_cursors_of_earlier_versions_are_read_and_those_of_readers_are_as_before() -> None:
+    old = b'{"version":1,"min_reader":1,"crc":0,"data":{"offset":7,"incarnation":"x","epoch":0,"note":""}}'
+    plain = Progress(offset=7, incarnation="x")
+
+    assert b"acked" not in encode_value(plain) and b"attempts" not in encode_value(plain)
+    assert encode_value(plain).partition(b'"data":')[2] == old.partition(b'"data":')[2]
+    assert list(acked_of(plain)) == []
+
+
+def test_a_cursor_of_a_subscription_moves_with_what_is_done_above_and_never_by_an_earlier_owner() -> None:
+    window = Window(0, WindowLimits())
+    window.offer([(0, 10)], 10)
+    window.take(1, 10, 0)
+    before = progress_of(window, "x", 5)
+    window.ack(1, [4])
+    after = progress_of(window, "x", 5)
+
+    assert moves_on(before, after)
+    assert not moves_on(after, after)
+    assert not moves_on(after, msgspec.structs.replace(before, epoch=4))
+    assert not moves_on(msgspec.structs.replace(after, offset=3), before)
+    assert moves_on(Progress(offset=0, incarnation="x"), before)
+
+
+def test_ten_thousand_subscriptions_are_written_in_two_hundred_transactions() -> None:
+    metadata = FaultyMetadata(MemoryMetadata())
+    metadata.transaction([], [Put("/forebay/topics/shop/orders", encode_value(TOPIC))])
+    clock = ManualClock()
+    cursors = Cursors(ProgressStore(metadata, "/forebay", clock), ProgressSettings(flush_interval_ms=600_000), clock)
+    cursors.worker.stop()
+
+    class Source:
+        def __init__(self) -> None:
+            self.at = 0
+
+        def progress(self) -> Progress:
+            self.at += 1
+            return Progress(offset=self.at, incarnation=TOPIC.topic_id, epoch=1, attempts=())
+
+    sources = [(ReaderName("shop", "orders", f"s{number}"), Source()) for number in range(10_000)]
+    for _ in range(2):
+        metadata.calls = {}
+        for name, source in sources:
+            cursors.touch(name, 0, TOPIC.topic_id, source)
+        cursors.flush()
+
+    assert metadata.calls == {"transaction": 200}
+    at = cursors.at("s9999", TOPIC, 0)
+    assert at is not None and at.offset == 2
+
+
+def test_a_subscription_goes_on_where_a_group_of_its_name_stands() -> None:
+    with forebay.open(":memory:") as log:
+        topic = topic_in(log, 5)
+        log.group("billing").commit("shop/orders", 3)
+
+        with topic.subscribe("billing", start=EARLIEST).consumer() as consumer:
+            assert [one.record.offset for one in consumer.take()] == [3, 4]
+
+
+def test_many_partitions_are_created_in_several_transactions_and_an_interrupted_creation_is_gone_on_with() -> None:
+    with forebay.open(":memory:") as log:
+        topic = log.create_topic("shop/orders", partitions=200)
+        topic.append(b"old", partition=150)
+        reader = topic.reader("billing")
+        # As a creation leaves it that ended behind its first transaction.
+        reader.reset(EARLIEST, 0)
+        topic.append(b"between", partition=0)
+
+        subscription = topic.subscribe("billing")
+
+        assert [(lag.partition, lag.lag) for lag in subscription.lag() if lag.lag] == [(0, 1)]
+        subscription.delete()
+        assert log.metadata.range("/forebay/progress/") == []
+        assert log.metadata.get(subscription_key("shop", "orders", "billing")) is None
+
+
+# Owners
+
+
+def test_a_subscription_moves_with_its_topic(tmp_path: Path) -> None:
+    shared = {
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": str(tmp_path / "store")},
+        "metadata": {"path": str(tmp_path / "meta.db")},
+    }
+    with forebay.open(tmp_path / "one", shared) as one:
+        topic = topic_in(one, 6)
+        subscription = topic.subscribe("billing", start=EARLIEST)
+        consumer = subscription.consumer()
+        taken = consumer.take()
+        consumer.ack(taken[0], taken[3])
+        one.seal_topic("shop/orders")
+
+        with forebay.open(tmp_path / "two", shared) as two:
+            consumer.close()
+            moved = two.topic("shop/orders").subscribe("billing")
+            with moved.consumer() as there:
+                assert [(d.record.offset, d.attempt) for d in there.take()] == [(1, 2), (2, 2), (4, 2), (5, 2)]
+                with pytest.raises(Moved), subscription.consumer():
+                    pass
+
+
+def test_a_record_is_not_delivered_after_its_delete_has_returned() -> None:
+    with forebay.open(":memory:") as log:
+        topic = topic_in(log, 4)
+        with topic.subscribe("billing", start=EARLIEST).consumer() as consumer:
+            # All four are read ahead, and kept until they are taken.
+            assert len(consumer.take(1)) == 1
+            topic.delete_by_offset(1, 3)
+            assert [one.record.offset for one in consumer.take()] == [3]
+
+
+def test_a_consumer_learns_that_its_topic_was_deleted() -> None:
+    with forebay.open(":memory:") as log:
+        topic = topic_in(log, 3)
+        subscription = topic.subscribe("billing", start=EARLIEST)
+        consumer = subscription.consumer()
+        taken = consumer.take(2)
+        log.delete_topic("shop/orders")
+
+        with pytest.raises((forebay.UnknownTopic, forebay.Closed)):
+            consumer.take(wait_s=PATIENCE)
+        consumer.ack(*taken)
+        consumer.close()
+
+
+# asyncio
+
+
+def test_many_consumers_of_an_event_loop_need_no_thread_each() -> None:
+    async def main() -> tuple[Counter[bytes | None], int]:
+        async with aio.open(":memory:") as log:
+            topic = await log.create_topic("shop/orders")
+            subscription = await topic.subscribe("billing", mode="shared")
+            found: Counter[bytes | None] = Counter()
+            threads = 0
+
+            async def work() -> None:
+                nonlocal threads
+                async with subscription.consumer() as consumer:
+                    while found.total() < 200:
+                        for one in await consumer.take(5, wait_s=0.05):
+                            found[one.record.value] += 1
+                            threads = max(threads, threading.active_count())
+                            await consumer.ack(one)
+
+            workers = [asyncio.create_task(work()) for _ in range(30)]
+            for number in range(200):
+                await topic.append(b"%d" % number)
+            await asyncio.gather(*workers)
+            return found, threads
+
+    before = threading.active_count()
+    found, threads = asyncio.run(main())
+
+    assert found == Counter(b"%d" % number for number in range(200))
+    assert threads - before < 20
+
+
+def test_a_take_that_is_cancelled_has_taken_nothing() -> None:
+    async def main() -> list[int]:
+        async with aio.open(":memory:") as log:
+            topic = await log.create_topic("shop/orders")
+            subscription = await topic.subscribe("billing")
+            async with subscription.consumer() as consumer:
+                waiting = asyncio.create_task(consumer.take(wait_s=PATIENCE))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                await topic.append(b"a")
+                return [one.attempt for one in await consumer.take(wait_s=PATIENCE)]
+
+    assert asyncio.run(main()) == [1]
