@@ -294,14 +294,14 @@ def test_a_shortage_does_not_give_a_mount_another_name(
     """By that name an owner tells after a restart whether its unsynced records can have survived."""
     known = disk.identity(root)
     left = [errno.EMFILE, errno.ENFILE]
-    opened = open
+    opened = os.open
 
     def refuse(path: str, *args: Any, **kwargs: Any) -> Any:
-        if left:
+        if left and path.startswith("/proc/self/fdinfo/"):
             raise OSError(left.pop(), "too many open files", path)
         return opened(path, *args, **kwargs)
 
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
 
     assert disk.identity(root) == known and left == []
 
@@ -683,6 +683,13 @@ def test_the_mount_is_the_longest_point_above_the_path_and_the_topmost_there() -
     assert machine.mount_id(mountinfo, "/srvx") == "22"
     assert machine.mount_id(mountinfo, "/srv/with space/x") == "25"
     assert machine.mount_id("", "/srv") is None
+
+
+def test_the_mount_of_a_path_is_the_one_that_the_list_of_mounts_names(root: str) -> None:
+    listed = Path("/proc/self/mountinfo").read_text()
+    for path in (root, "/", "/proc", "/dev/shm"):
+        device, _, number = machine.mount(path).partition(".")
+        assert (int(device), number) == (os.stat(path).st_dev, machine.mount_id(listed, os.path.realpath(path)))
 
 
 def test_an_unknown_boot_is_never_taken_for_the_same(monkeypatch: pytest.MonkeyPatch, root: str) -> None:

@@ -12,7 +12,6 @@ import errno
 import os
 import struct
 import sys
-from functools import lru_cache
 
 from forebay.errors import Unsupported
 
@@ -24,6 +23,8 @@ _GET_GENERATION = 0x80087601
 """FS_IOC_GETVERSION: `_IOR('v', 1, long)` on the 64-bit machines we know; others answer ENOTTY."""
 
 _SYNCFS_TELLS_ERRORS_SINCE = (5, 8)
+FDINFO_BYTES = 4096
+"""More than the system has to say of a file that is opened by its path alone."""
 
 
 def refuse_windows() -> None:
@@ -100,34 +101,46 @@ def host() -> str:
 
 
 def mount(path: str) -> str:
-    """Names the mount that holds `path`: device number and, where the system lists them, mount id."""
-    device = os.stat(path).st_dev
+    """Names the mount that holds `path`: device number and, where the system says it, mount id.
+
+    Asked for each shard that is opened, so by the descriptor: a look through the list of all mounts costs far more.
+    """
+    if sys.platform != "linux":
+        return f"{os.stat(path).st_dev}"
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            number = mount_id(file.read(), os.path.realpath(path))
+        device, number = os.fstat(fd).st_dev, _mount_of(fd)
+    finally:
+        os.close(fd)
+    return f"{device}" if number is None else f"{device}.{number}"
+
+
+def _mount_of(fd: int) -> str | None:
+    """The id of the mount that an open file lies in, as `mountinfo` lists it; `None` where the system does not say."""
+    try:
+        info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             # Else a shortage of descriptors would give the mount another name.
             raise
-        number = None
-    return f"{device}" if number is None else f"{device}.{number}"
+        return None
+    try:
+        fields = dict(line.partition(b":")[::2] for line in os.read(info, FDINFO_BYTES).splitlines())
+    finally:
+        os.close(info)
+    number = fields.get(b"mnt_id")
+    return None if number is None else number.strip().decode("ascii")
 
 
 def mount_id(mountinfo: str, path: str) -> str | None:
     """The id of the mount with the longest mount point above `path`; of several on one point, the last is on top."""
     found, longest = None, -1
-    for number, point in _mount_points(mountinfo):
+    lines = (line.split(" ") for line in mountinfo.splitlines())
+    for number, point in [(fields[0], _unescape(fields[4])) for fields in lines if len(fields) >= 5]:
         holds = path == point or path.startswith(point.rstrip("/") + "/")
         if holds and len(point) >= longest:
             found, longest = number, len(point)
     return found
-
-
-@lru_cache(maxsize=1)
-def _mount_points(mountinfo: str) -> tuple[tuple[str, str], ...]:
-    """Id and mount point of each mount. Remembered for the last text: thousands of shards ask by the same."""
-    lines = (line.split(" ") for line in mountinfo.splitlines())
-    return tuple((fields[0], _unescape(fields[4])) for fields in lines if len(fields) >= 5)
 
 
 def _unescape(point: str) -> str:

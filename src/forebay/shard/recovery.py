@@ -179,7 +179,7 @@ def decide(facts: LogFacts, state: ShardState | None, here: Situation) -> Recove
 
 def with_undone(decision: RecoveryDecision, undone: tuple[Blind, ...]) -> RecoveryDecision:
     """The same decision, with the deletes that the files which are kept have lost."""
-    return decision if decision.set_aside else dataclasses.replace(decision, undone=undone)
+    return dataclasses.replace(decision, undone=undone) if undone and not decision.set_aside else decision
 
 
 def _is_mine(facts: LogFacts, state: ShardState, holder: str) -> bool:

@@ -100,16 +100,16 @@ def resume(
         # One that has a file in it got its own name made durable before.
         make_directories(disk, place.directory)
     assert writer.next == start.next_offset
-    live, bounds = _live(writer), bounds or MemoryBounds.of(RuntimeSettings(), clock)
+    live, bounds = _live(writer, facts.live), bounds or MemoryBounds.of(RuntimeSettings(), clock)
     return Wal(writer, files, bounds, durability=durability, live=live, on_dirty=on_dirty, still_owner=still_owner)
 
 
-def _live(writer: Writer) -> LiveFile:
-    """The shard's `live` file, brought up to date."""
+def _live(writer: Writer, found: Live | None) -> LiveFile:
+    """The shard's `live` file, brought up to date. `found` is what it held at the survey."""
     disk, directory, files = writer.disk, writer.place.directory, writer.files.all
     live = LiveFile(disk, directory)
     newest = files[-1] if files else None
-    if isinstance(newest, LogFile) and _is_outdated(read_live(disk, directory), newest):
+    if isinstance(newest, LogFile) and _is_outdated(found, newest):
         # Other processes go by it from now on: it must not promise what recovery has cut.
         live.publish(newest, writer.place.epoch, writer.durable)
     return live

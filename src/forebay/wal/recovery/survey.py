@@ -15,6 +15,7 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.files.checkpoint import Checkpoint, decode_checkpoint
+from forebay.format.files.live import Live
 from forebay.format.files.segment import (
     HEADER_BYTES,
     INDEX_SUFFIX,
@@ -55,6 +56,8 @@ class Survey:
     """The system has dropped what it could not sync: in this life of the machine readers have seen more of it."""
     begins: int = 0
     """The first offset that the files answer for. What lay before it they do not show."""
+    live: Live | None = None
+    """What the owner before published last, if there is anything to go by."""
     window: ProducerWindow
 
     @property
@@ -121,7 +124,7 @@ def survey(
     facts.leftovers = _leftovers(names, segments)
     if not segments:
         return facts
-    live = read_live(disk, directory)
+    live = facts.live = read_live(disk, directory)
     newest_file = disk.open(f"{directory}/{segments[-1]}", writable=writable)
     checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in names else None
     proof = max(live.durable if live else 0, checkpoint.durable if checkpoint else 0)
@@ -157,7 +160,10 @@ def has_log(disk: Disk, directory: str) -> bool:
 
 def tail_bytes(disk: Disk, directory: str) -> int:
     """About how many bytes a survey of this directory will walk: the size of the newest file."""
-    names = disk.list_directory(directory) if disk.exists(directory) else []
+    try:
+        names = disk.list_directory(directory)
+    except FileNotFoundError:
+        return 0
     segments = [name for name in names if parse_segment_name(name) is not None]
     if not segments:
         return 0
