@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from forebay.cleanup import objects
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.errors import Unavailable
 from forebay.format.metadata.descriptor import LoadStatus, gap_descriptor
 from forebay.loads.book import LoadBook
@@ -86,6 +87,19 @@ def test_a_load_that_was_given_up_is_forgotten(land: Land) -> None:
     node.shard(0)  # the owner of the first partition sees to it
     for _ in range(3):
         _later(land, node)
+
+    assert not _is_known(land)
+
+
+def test_a_load_of_a_deleted_topic_is_forgotten_by_the_sweep(land: Land) -> None:
+    node = land.node()
+    node.offer(BROUGHT)
+    node.loads.attach(LOAD)
+    swept = ObjectCleanup(land.inner, land.settings, node.places, land.clock)
+    for _ in range(2):
+        assert _is_known(land)
+        land.clock.jump(2 * land.settings.export.orphan_grace_s * 1000)
+        swept.collect_directory(list, set())
 
     assert not _is_known(land)
 

@@ -24,6 +24,7 @@ from forebay.loads.prepare import Load, LoadedShard, Sink
 from forebay.metadata import (
     Compare,
     Delete,
+    Entry,
     MemoryMetadata,
     MetadataStore,
     Operation,
@@ -230,6 +231,56 @@ def test_a_topic_created_again_is_refused_by_name(metadata: MetadataStore) -> No
     with pytest.raises(Conflict, match="new checkpoint"):
         book.offer_batch("two", _load(0, topic_id=IDS[1]))
     assert book.offer_batch("two", _load(0, query="new", topic_id=IDS[1])) == "two"
+
+
+class LookedAt(FaultyMetadata):
+    """Notes the keys and prefixes that are read."""
+
+    def __init__(self, inner: MetadataStore) -> None:
+        super().__init__(inner)
+        self.read: list[str] = []
+
+    def get(self, key: str) -> Entry | None:
+        self.read.append(key)
+        return super().get(key)
+
+    def range(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> list[Entry]:
+        self.read.append(prefix)
+        return super().range(prefix, start_after=start_after, limit=limit)
+
+
+def test_a_deletion_ends_the_loads_that_are_under_way_and_reads_no_other(metadata: MetadataStore) -> None:
+    """It read every load of all topics: a streaming query leaves one for each batch."""
+    seen = LookedAt(metadata)
+    _topic(metadata)
+    book = LoadBook(seen, "/forebay", ManualClock())
+    for batch, load_id in enumerate(("one", "two")):
+        book.offer_batch(load_id, _load(batch))
+        _attach(metadata, load_id, 0, 1)
+        assert book.commit(load_id).status is LoadStatus.COMMITTED
+    book.offer("open", _load(2))
+    seen.read.clear()
+
+    book.forget_topic(IDS[1])
+    assert list(book.pending()) == ["open"]
+    book.forget_topic(IDS[0])
+
+    assert (book.find("open"), book.pending()) == (None, {})
+    assert {key for key in seen.read if "/loads/" in key} == {book.key("open")}
+    assert all(book.find(load_id) is not None for load_id in ("one", "two")), "until a sweep, as after compaction"
+
+
+def test_an_id_of_a_load_into_a_deleted_topic_is_not_one_into_the_next(metadata: MetadataStore) -> None:
+    book = _topic(metadata)
+    book.offer("one", _load(0))
+    _attach(metadata, "one", 0, 1)
+    assert book.commit("one").status is LoadStatus.COMMITTED
+    metadata.transaction([], [Delete("/forebay/topics/shop/orders")])
+    book.forget_topic(IDS[0])
+    _topic(metadata, IDS[1])
+
+    with pytest.raises(Conflict, match="brings something else"):
+        book.offer("one", _load(0, topic_id=IDS[1]))
 
 
 def test_names_that_would_be_other_keys_are_refused(metadata: MetadataStore) -> None:

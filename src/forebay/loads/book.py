@@ -163,7 +163,7 @@ class LoadBook:
         def change(found: StoredLoad | None) -> Write[Load] | Done[Load]:
             if found is None:
                 return Write(*self._offered(load_id, load), load)
-            if found.load.manifest.content_hash != load.manifest.content_hash:
+            if (found.load.topic_id, found.load.manifest.content_hash) != (load.topic_id, load.manifest.content_hash):
                 raise Conflict(f"load {load_id} is {found.load.status} and brings something else: take another id")
             return Done(found.load)
 
@@ -311,15 +311,15 @@ class LoadBook:
         self._metadata.transaction([Absent(self.key(load_id))], [self._end(load_id)])
 
     def forget_topic(self, topic_id: str) -> None:
-        """Remove what is known of the loads of a deleted topic."""
-        after: str | None = None
-        prefix = load_key("", prefix=self._prefix)
-        while entries := self._metadata.range(prefix, start_after=after, limit=PAGE_KEYS):
-            for entry in entries:
-                if decode_value(entry.value, Load)[0].topic_id == topic_id:
-                    load_id = entry.key.removeprefix(prefix)
-                    self._metadata.transaction([], [Delete(entry.key), self._end(load_id)])
-            after = entries[-1].key
+        """Remove the loads of a deleted topic that are not over, so that no owner looks for it any more.
+
+        Those that are over stay until the sweep of a data directory finds that no history names them
+        (`forget_unnamed`). So a deletion reads what is under way, and not every load of all topics.
+        """
+        for load_id in self.pending():
+            found = self.find(load_id)
+            if found is not None and found.load.topic_id == topic_id:
+                self._metadata.transaction([], [Delete(self.key(load_id)), self._end(load_id)])
 
     def _end(self, load_id: str) -> Operation:
         return DeleteRange(offers_prefix(load_id, prefix=self._prefix))
