@@ -43,10 +43,14 @@ class AsyncLog:
         *,
         read_only: bool = False,
         may_own: MayOwn | None = None,
+        commits_in_loop: bool = False,
     ) -> None:
+        """With `commits_in_loop` the loop itself writes what asks for no sync: for servers, see `turns`."""
         self._open = partial(Storage.open, path, settings, read_only=read_only, may_own=may_own)
         self._storage: Storage | None = None
-        self._workers = Workers(reads_waiting_max=settings.server.reads_waiting_per_principal_max)
+        self._workers = Workers(
+            reads_waiting_max=settings.server.reads_waiting_per_principal_max, commits_in_loop=commits_in_loop
+        )
         self._opening = RankedLock(Rank.LOG, "aio.opening")
         self._found: Storage | None = None
         self._wanted = True

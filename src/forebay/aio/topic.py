@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
@@ -11,6 +11,7 @@ from forebay.aio.readers import AsyncReader
 from forebay.aio.reads import UNNAMED
 from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.subscriptions import AsyncSubscription
+from forebay.aio.turns import TurnCommits
 from forebay.aio.workers import LOOK_SECONDS, Published, Workers
 from forebay.appends.queue import QueueFull
 from forebay.arguments import checked_arrow, checked_seconds, checked_values
@@ -66,6 +67,7 @@ class AsyncTopic:
         self._workers = workers
         self._timeout = settings.wal.append_timeout_ms / 1000
         self._room = Published(topic)
+        self._turns = TurnCommits(self._appender.commit_soon) if workers.commits_in_loop else None
         self._opening: dict[int, _Opening] = {}
         """Partitions that appends wait for. Touched in the loop alone."""
 
@@ -105,7 +107,7 @@ class AsyncTopic:
             value, key, tag, headers, timestamp, partition, producer, sequence, previous
         )
         try:
-            if not self._appender.queue_if_open(single, self._opening):
+            if not self._is_queued(single, self._opening):
                 await self._queue_when_open(single)
         except QueueFull as full:
             await self._queue_patiently(single, full)
@@ -131,9 +133,14 @@ class AsyncTopic:
         ack, single = self._appender.prepare(
             value, key, tag, headers, timestamp, partition, producer, sequence, previous
         )
-        if not self._appender.queue_if_open(single, self._opening):
+        if not self._is_queued(single, self._opening):
             await self._queue_when_open(single)
         return ack
+
+    def _is_queued(self, item: Queueable, waiting: Container[int]) -> bool:
+        """Queue it if its shard is open and it overtakes none; see `Appender.queue_if_open`."""
+        turns = self._turns
+        return self._appender.queue_if_open(item, waiting, None if turns is None else turns.ask)
 
     async def _queue_when_open(self, item: Queueable) -> None:
         """Queue it once a worker has acquired and recovered its shard, or by a worker where that may take long.
@@ -147,12 +154,12 @@ class AsyncTopic:
         opening.appends += 1
         try:
             async with opening.turn:
-                if self._appender.queue_if_open(item, ()):
+                if self._is_queued(item, ()):
                     return
                 if acquired is None:
                     acquired = opening.acquired = self._workers.start_opening(self._topic.acquire, partition)
                 await asyncio.shield(acquired)
-                if not self._appender.queue_if_open(item, ()):
+                if not self._is_queued(item, ()):
                     # Lost again at once, or it asks metadata or counts files first: a worker does that, not the loop.
                     await self._workers.start_opening(self._appender.queue, item)
         finally:
@@ -168,7 +175,7 @@ class AsyncTopic:
             while (left := deadline - loop.time()) > 0:
                 published = room.next()
                 try:
-                    if not self._appender.queue_if_open(item, self._opening):
+                    if not self._is_queued(item, self._opening):
                         await self._queue_when_open(item)
                 except QueueFull as still:
                     full = still
@@ -341,7 +348,7 @@ class AsyncTopic:
         later: list[Batched] = []
         for share in batch.shares:
             try:
-                if not self._appender.queue_if_open(share, self._opening):
+                if not self._is_queued(share, self._opening):
                     later.append(share)
             except QueueFull as full:
                 if is_patient:
@@ -363,7 +370,7 @@ class AsyncTopic:
         """Queue what could not be queued at once. What keeps it from that is the outcome of its share."""
         try:
             try:
-                if not self._appender.queue_if_open(share, self._opening):
+                if not self._is_queued(share, self._opening):
                     await self._queue_when_open(share)
             except QueueFull as full:
                 if not is_patient:

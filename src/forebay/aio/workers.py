@@ -33,8 +33,10 @@ class Workers:
     none of them keeps a call to the metadata store waiting.
     """
 
-    def __init__(self, *, reads_waiting_max: int) -> None:
+    def __init__(self, *, reads_waiting_max: int, commits_in_loop: bool) -> None:
         """`reads_waiting_max` reads of one caller with a name may wait for a thread."""
+        self.commits_in_loop = commits_in_loop
+        """Whether the loop itself writes what asks for no sync; see `turns`."""
         self._control = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
         self._reads = ReadThreads(reads_waiting_max)
         self._jobs = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-job")

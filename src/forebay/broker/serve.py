@@ -106,7 +106,7 @@ class BrokerRun:
             watching += [self._listening, asyncio.create_task(self.certificate.run())]
         on_bound(url_of(bound, self._settings.server))
         try:
-            async with AsyncLog(self._path, self._settings) as log, self._tokens(log) as tokens:
+            async with AsyncLog(self._path, self._settings, commits_in_loop=True) as log, self._tokens(log) as tokens:
                 recovering = asyncio.create_task(self._recover(log, tokens))
                 await asyncio.wait((recovering, serving), return_when=asyncio.FIRST_COMPLETED)
                 if recovering.done():

@@ -390,11 +390,13 @@ class Appender:
         self._soon(shard, item.ticket)
         return shard
 
-    def queue_if_open(self, item: Queueable, waiting: Container[int]) -> bool:
+    def queue_if_open(
+        self, item: Queueable, waiting: Container[int], commit_soon: Callable[[OwnedShard], None] | None = None
+    ) -> bool:
         """As `queue`, for event loops: false, with nothing queued, if the shard is not open or has to ask others first.
 
         `waiting` are partitions that earlier appends wait for: this one does not overtake them, even if the shard is
-        open by now.
+        open by now. A loop that commits by itself gives its own `commit_soon`.
         """
         partition = item.partition
         shard = self._find(partition) if partition not in waiting else None
@@ -404,7 +406,7 @@ class Appender:
             item.stage(shard)
         except Closed:
             return False
-        self._soon(shard, item.ticket)
+        self._soon(shard, item.ticket, commit_soon)
         return True
 
     def queue_batch(self, batch: PreparedBatch) -> BatchAck:
@@ -434,12 +436,16 @@ class Appender:
             item.stage(shard)
         return shard
 
-    def _soon(self, shard: OwnedShard, ticket: Ticket) -> None:
+    def commit_soon(self, shard: OwnedShard) -> None:
+        """Have another thread commit what is queued in the shard."""
+        self._commit_soon(shard)
+
+    def _soon(self, shard: OwnedShard, ticket: Ticket, commit_soon: Callable[[OwnedShard], None] | None = None) -> None:
         """See that what was queued is committed."""
         if shard.is_held(ticket):
             ticket.finish()
         else:
-            self._commit_soon(shard)
+            (commit_soon or self._commit_soon)(shard)
 
     # How
 
