@@ -16,6 +16,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from forebay.broker import app, status
 from forebay.errors import Closed
 from forebay.service.principals import Principal
 from forebay.service.service import AppendRecords, Service
@@ -24,6 +25,7 @@ from forebay.storage import Storage
 from forebay.topics import TopicName
 from forebay.wire import answers, bodies
 from forebay.wire.bodies import MediaType
+from forebay.wire.messages import TopicItem
 from tests.support.brokers import running_broker, server_settings
 
 _NUMBERS = itertools.count()
@@ -108,6 +110,31 @@ def test_topics_are_listed_page_by_page(client: httpx.Client) -> None:
         if after is None:
             break
     assert found == names
+
+
+def test_a_long_list_is_made_by_a_thread(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LOOP_ITEMS_MAX", 2)
+    made_by: list[str] = []
+
+    def noted(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def note_and_make(each: Any) -> Any:
+            made_by.append(threading.current_thread().name)
+            return make(each)
+
+        return note_and_make
+
+    monkeypatch.setattr(status, "partition_item", noted(status.partition_item))
+    monkeypatch.setattr(TopicItem, "of", noted(TopicItem.of))
+    for count in (2, 3):
+        topic = made(client, partitions=count)
+        for partition in range(count):
+            append(client, topic, "v", partition=partition)
+            fine(client.put(f"/v1/topics/long{count}/t{partition}"))
+        made_by.clear()
+        assert len(fine(client.get(f"{topic}/status"))["partitions"]) == count
+        fine(client.get("/v1/topics", params={"prefix": f"long{count}/"}))
+        assert {name.startswith("forebay-broker-compute") for name in made_by} == {count > 2}
+        assert len(made_by) == 2 * count
 
 
 def test_a_topic_that_exists_is_a_conflict_unless_that_is_fine(client: httpx.Client, topic: str) -> None:

@@ -18,6 +18,8 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
+
 from forebay.broker.exchange import Disconnected, HttpAnswer, Receive, Request, Send, Streamed
 from forebay.broker.guard import ANSWERING, TASKS, Guard
 from forebay.broker.routes import FoundRoute, Route, Router
@@ -40,6 +42,8 @@ NO_CONTENT: Final = 204
 NOTHING_COUNTED: Final = QuotaCounts(requests=0, bytes=0, streams=0, principals=0, admitted=0)
 RECOVERING_MAX: Final = 0.9999
 """How far a recovery says to be at most: the whole means that the broker is ready."""
+LOOP_ITEMS_MAX: Final = 100
+"""Longer lists are made by a thread: ten thousand items take the loop 50 ms and more."""
 COMPUTING_THREADS: Final = 2
 """Threads that decode and encode: more of them would wait for the interpreter."""
 
@@ -118,6 +122,12 @@ class Broker:
     async def compute(self, call: Callable[[], T]) -> T:
         """Run what only computes, and takes long, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._computing, call)
+
+    async def list_answer(self, items: Sequence[T], make: Callable[[Sequence[T]], msgspec.Struct]) -> HttpAnswer:
+        """The message that `make` gives for the items, as an answer. A thread makes it where there are many."""
+        if len(items) <= LOOP_ITEMS_MAX:
+            return HttpAnswer.of(make(items))
+        return await self.compute(lambda: HttpAnswer.of(make(items)))
 
     def note_progress(self, done: float) -> None:
         """The recovery has come so far, from 0 to 1. It never goes back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -34,7 +35,7 @@ async def get_topic_status(broker: Broker, request: Request) -> HttpAnswer:
     """How the partitions of a topic fare that the broker has open."""
     request.query(NoQuery)
     found = await broker.service.topic_status(request.principal, request.topic)
-    return HttpAnswer.of(PartitionList([partition_item(each) for each in found.open]))
+    return await broker.list_answer(found.open, lambda opened: PartitionList([partition_item(each) for each in opened]))
 
 
 class SegmentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -94,10 +95,16 @@ async def get_status(broker: Broker, request: Request) -> HttpAnswer:
         )
         for worker in found.workers
     ]
-    partitions = [partition_item(each) for each in found.open]
-    return HttpAnswer.of(
-        BrokerStatus(directory_id=found.directory_id, read_only=found.read_only, partitions=partitions, workers=workers)
-    )
+
+    def status_of(opened: Sequence[PartitionStatus]) -> BrokerStatus:
+        return BrokerStatus(
+            directory_id=found.directory_id,
+            read_only=found.read_only,
+            partitions=[partition_item(each) for each in opened],
+            workers=workers,
+        )
+
+    return await broker.list_answer(found.open, status_of)
 
 
 def partition_item(status: PartitionStatus) -> PartitionItem:

@@ -71,8 +71,8 @@ async def list_topics(broker: Broker, request: Request) -> HttpAnswer:
     query = request.query(ListQuery)
     after = None if query.after is None else TopicName.parse(query.after)
     found, more = await broker.service.topics(request.principal, query.prefix, after=after, limit=query.limit)
-    page = TopicList([TopicItem.of(spec) for spec in found], None if more is None else str(more))
-    return HttpAnswer.of(page)
+    after_next = None if more is None else str(more)
+    return await broker.list_answer(found, lambda specs: TopicList([TopicItem.of(spec) for spec in specs], after_next))
 
 
 async def put_topic(broker: Broker, request: Request) -> HttpAnswer:
