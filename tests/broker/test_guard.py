@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from typing import Any
 import pytest
 import uvicorn
 
-from forebay.broker import guard as guarding
 from forebay.broker.guard import Guard, GuardedProtocol
 from forebay.settings import ServerSettings
 
@@ -37,8 +37,6 @@ class Echo:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         self.calls += 1
         self.headers += scope["headers"]
-        tasks = scope["extensions"][guarding.ANSWERING][guarding.TASKS]
-        tasks.add(asyncio.current_task())
         try:
             if scope["path"] == "/never":
                 self.entered.set()
@@ -61,8 +59,6 @@ class Echo:
             await send({"type": "http.response.body", "body": body})
         except asyncio.CancelledError:
             self.cancelled.set()
-        finally:
-            tasks.discard(asyncio.current_task())
 
     async def _send_much(self, send: Any) -> None:
         self.entered.set()
@@ -362,3 +358,62 @@ def test_a_request_that_cannot_be_read_is_not_the_answer_to_the_one_before_it() 
         assert server.app.entered.wait(SECONDS)
         connection.sendall(b"GET http://x HTTP/1.1\r\nhost: x\r\n\r\n")
         assert connection.recv(65536) == b""
+
+
+@pytest.fixture
+def protocols(monkeypatch: pytest.MonkeyPatch) -> list[GuardedProtocol]:
+    """The connections that were made."""
+    made: list[GuardedProtocol] = []
+    connection_made = GuardedProtocol.connection_made
+
+    def note(protocol: GuardedProtocol, transport: asyncio.Transport) -> None:
+        made.append(protocol)
+        connection_made(protocol, transport)
+
+    monkeypatch.setattr(GuardedProtocol, "connection_made", note)
+    return made
+
+
+def test_a_connection_that_is_lost_before_the_first_of_its_requests_is_answered_is_no_failure(
+    protocols: list[GuardedProtocol], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The HTTP library below wrote an error of its own for it, since it only marks the newest request."""
+    with guarded() as server:
+        with server.connect() as connection:
+            connection.sendall(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n" + PLAIN * 2)
+            assert server.app.entered.wait(SECONDS)
+            server.in_loop(protocols[0].transport.abort)
+            assert server.app.cancelled.wait(SECONDS)
+        while server.in_loop(lambda: server.guard.connections):
+            pass
+    assert server.app.calls == 1
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_what_is_cancelled_at_the_end_of_a_server_gets_no_answer_and_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with guarded() as server:
+        connection = server.connect()
+        connection.sendall(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert server.app.entered.wait(SECONDS)
+    with connection:
+        assert connection.recv(1) == b""
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert lines == ["Cancel 1 running task(s), timeout graceful shutdown exceeded"]
+
+
+def test_a_request_whose_client_goes_before_it_is_begun_is_not_served(protocols: list[GuardedProtocol]) -> None:
+    with guarded() as server, server.connect() as connection:
+        connection.sendall(PLAIN)
+        assert read_answer(connection)[0] == 200
+        (protocol,) = protocols
+
+        def ask_and_go() -> None:
+            protocol.data_received(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n")
+            protocol.connection_lost(None)
+
+        server.in_loop(ask_and_go)
+        for _ in range(3):
+            server.in_loop(lambda: None)
+        assert server.app.calls == 1

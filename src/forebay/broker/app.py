@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from forebay.broker.exchange import Disconnected, HttpAnswer, Receive, Request, Send, Streamed
-from forebay.broker.guard import ANSWERING, TASKS, Guard
+from forebay.broker.guard import Guard
 from forebay.broker.routes import FoundRoute, Route, Router
 from forebay.broker.traffic import LoopLag, SeenRequest, Traffic
 from forebay.clock import Clock
@@ -157,9 +157,6 @@ class Broker:
         """Answer one request. The task is cancelled when the client goes."""
         if scope["type"] != "http":
             return
-        task = asyncio.current_task()
-        answering: set[asyncio.Task[Any] | None] = scope.get("extensions", {}).get(ANSWERING, {}).get(TASKS, set())
-        answering.add(task)
         request = Request(scope, receive)
         try:
             with self.traffic.request(request) as seen:
@@ -167,8 +164,6 @@ class Broker:
         except (Disconnected, asyncio.CancelledError):
             # The client has gone, or the broker ends without waiting longer: there is nothing to answer.
             pass
-        finally:
-            answering.discard(task)
 
     async def _answer(self, request: Request, seen: SeenRequest) -> HttpAnswer | Streamed:
         """What a handler says; every error becomes an answer of the one shape."""

@@ -8,23 +8,24 @@ answers of the guard have the shape of all other errors.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from forebay.settings import ServerSettings
 from forebay.wire.errors import encode_refusal
 
+logger = logging.getLogger(__name__)
+
 LOOK_SECONDS: Final = 1.0
 """How often the guard looks for connections that are too slow."""
-ANSWERING: Final = "forebay.answering"
-"""The ASGI extension by which a task that answers a request is cancelled when the client goes."""
-TASKS: Final = "tasks"
 PIPELINE_MAX: Final = 32
 """Requests that a client may send on one connection before the first is answered."""
 
@@ -117,8 +118,9 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._guard = guard
-        self._answering: set[asyncio.Task[object]] = set()
-        """The tasks that answer requests of this connection: they enter themselves."""
+        self._answering: tuple[RequestResponseCycle, asyncio.Task[None]] | None = None
+        """The request that was answered last, or is: an earlier one than `cycle` where the client has sent several. And
+        the task that does it."""
         self._is_refused = False
         self._refusal = BAD
         self._head_bytes = self._raw_bytes = 0
@@ -149,8 +151,34 @@ class GuardedProtocol(HttpToolsProtocol):
         """Forget the connection, and end the handlers that answer it."""
         self._guard.leave(self)
         super().connection_lost(exc)
-        for task in list(self._answering):
+        if self._answering is not None:
+            cycle, task = self._answering
+            # The class below marks only the newest request that it has read.
+            cycle.disconnected = True
+            cycle.message_event.set()
             task.cancel()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        # As the class below does it. Here the task is kept: a client that goes before its first step ends it, too.
+        task = self.loop.create_task(self._answer_request(cycle, app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+        self._answering = (cycle, task)
+
+    async def _answer_request(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Run the application. One that is cancelled before it has answered leaves an open connection to be closed.
+
+        That is all there is to it: the client has gone, or the server ends and waits no longer. It is no error, and no
+        answer could say what was done.
+        """
+        try:
+            await app(cycle.scope, cycle.receive, cycle.send)
+        except Exception:
+            logger.exception("a request failed outside of its handler: its connection is closed")
+        finally:
+            if not cycle.response_complete:
+                self.transport.close()
+            cycle.on_response = _nothing
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, within the limits."""
@@ -183,7 +211,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._began is None:
             self._began = self.loop.time()
         super().on_message_begin()
-        self.scope["extensions"] = {ANSWERING: {TASKS: self._answering}}
 
     def on_url(self, url: bytes) -> None:
         """See the parser."""
@@ -286,3 +313,7 @@ class GuardedProtocol(HttpToolsProtocol):
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         if not self.transport.is_closing():
             self.transport.write(STATUS_LINE[refusal.status] + head + body)
+
+
+def _nothing() -> None:
+    """For a request whose answer is complete: it refers to its connection no more."""

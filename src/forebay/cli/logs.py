@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
-_LOGGERS: Final = ("forebay", "httpx", "httpcore")
-"""Ours, and those of the library that says one line per request to etcd."""
+_LOGGERS: Final = ("forebay", "httpx", "httpcore", "uvicorn")
+"""Ours, those of the library that says one line per request to etcd, and those of the library below a server."""
 _AUDIT: Final = "forebay.audit"
 """The logger of changes and refusals of a server."""
 _FIELDS: Final = ("topic", "partition", "epoch", "offset", "segment")
