@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import gzip
 import itertools
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -515,6 +517,45 @@ def test_a_body_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
         assert len(bomb) < 2048
         refused(client.post(f"{topic}/records", content=bomb, headers={"content-encoding": "gzip"}), 413, "too_large")
         assert values_of(client, topic) == []
+
+
+def test_the_limit_of_a_message_is_named_and_not_that_of_records(client: httpx.Client) -> None:
+    error = refused(client.put("/v1/topics/a/b", content=b"[" * 100_000), 413, "too_large")
+    assert error["detail"] == {"size": 100_000, "limit": 65_536}
+    assert "a request without records" in error["message"]
+    assert "server.body_bytes_max" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"PUT /v1/topics/a/b HTTP/1.1\r\ntransfer-encoding: chunked\r\n", b"413"),
+        (b"PUT /v1/topics/a/b HTTP/1.1\r\ncontent-length: 10000000\r\n", b"413"),
+        (b"POST /v1/topics/a/nothing/flush HTTP/1.1\r\ntransfer-encoding: chunked\r\n", b"404"),
+        (b"POST /nothing HTTP/1.1\r\ncontent-length: 10000000\r\n", b"404"),
+    ],
+)
+def test_a_body_that_no_route_wants_is_not_waited_for(client: httpx.Client, head: bytes, status: bytes) -> None:
+    url = client.base_url
+    with socket.create_connection((url.host, url.port or 0), timeout=10) as connection:
+        connection.sendall(head + b"host: localhost\r\n\r\n" + b"11170\r\n" + b"x" * 70_000 + b"\r\n")
+        found = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := connection.recv(65_536):
+                found += piece
+    assert found.startswith(b"HTTP/1.1 %s " % status)
+    assert b"\r\nconnection: close\r\n" in found
+
+
+def test_a_small_body_that_no_route_wants_leaves_the_connection_open(client: httpx.Client) -> None:
+    url = client.base_url
+    asked = b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n12345"
+    with socket.create_connection((url.host, url.port or 0), timeout=10) as connection:
+        for _ in range(2):
+            connection.sendall(asked)
+            found = connection.recv(65_536)
+            assert found.startswith(b"HTTP/1.1 404 ")
+            assert b"connection: close" not in found
 
 
 def test_no_answer_names_a_path_of_the_server(client: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> None:

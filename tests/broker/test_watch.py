@@ -329,3 +329,36 @@ def test_an_error_that_ends_a_stream_does_not_name_the_directory(
             assert b"cannot be read" in event.text
             assert tmp_path.name.encode() not in event.text
             assert b"data" not in event.text
+
+
+def test_a_watch_that_gets_more_partitions_than_one_place_carries_ends_with_the_reason(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.wire.watching.WATCHED_PARTITIONS_MAX", 2)
+    name = made(client, partitions=2)
+    with watching(client, name) as events:
+        events.place()
+        assert client.patch(f"/v1/topics/{name}", json={"partitions": 3}).status_code == 200
+        event = events.next()
+        assert event is not None
+        error = msgspec.json.decode(event.text)["error"]
+        assert (event.event, error["code"]) == ("error", "invalid")
+        assert "3 partitions" in error["message"]
+        assert events.next() is None
+
+
+def test_a_failure_of_the_broker_ends_a_stream_with_an_event_and_a_line_in_the_log(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = made(client)
+
+    async def fail(watcher: Watcher[bytes]) -> None:
+        raise RuntimeError("/a/path/of/ours is wrong")
+
+    monkeypatch.setattr(Watcher, "take", fail)
+    with watching(client, name) as events:
+        event = events.next()
+        assert event is not None
+        assert msgspec.json.decode(event.text)["error"]["code"] == "internal"
+        assert b"path" not in event.text
+    assert "a live stream failed" in [record.getMessage() for record in caplog.records]

@@ -160,7 +160,7 @@ class Broker:
         request = Request(scope, receive)
         try:
             with self.traffic.request(request) as seen:
-                await self._send(await self._answer(request, seen), send, seen)
+                await self._send(request, await self._answer(request, seen), send, seen)
         except (Disconnected, asyncio.CancelledError):
             # The client has gone, or the broker ends without waiting longer: there is nothing to answer.
             pass
@@ -222,8 +222,6 @@ class Broker:
             headers = (("retry-after", str(sent.retry_after_s)),)
         if isinstance(error, Unauthenticated):
             headers = (*headers, ("www-authenticate", "Bearer"))
-        if self.phase is BrokerPhase.ENDING:
-            headers = (*headers, ("connection", "close"))
         return HttpAnswer(sent.status, sent.body, headers=headers)
 
     def not_ready(self) -> ForebayError:
@@ -235,10 +233,12 @@ class Broker:
             replay_progress=round(self.progress, 4),
         )
 
-    async def _send(self, answer: HttpAnswer | Streamed, send: Send, seen: SeenRequest) -> None:
+    async def _send(self, request: Request, answer: HttpAnswer | Streamed, send: Send, seen: SeenRequest) -> None:
         seen.status = answer.status
         headers = [(b"forebay-request-id", seen.id.encode())]
         headers += [(name.encode(), value.encode()) for name, value in answer.headers]
+        if self.phase is BrokerPhase.ENDING or request.is_much_left:
+            headers.append((b"connection", b"close"))
         if isinstance(answer, HttpAnswer):
             if answer.status != NO_CONTENT:
                 headers.append((b"content-type", answer.media_type.encode()))

@@ -22,6 +22,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 JSON: Final = "application/json"
 MESSAGE_BYTES_MAX: Final = 64 * 1024
 """The largest body that brings no records."""
+LEFT_BYTES_MAX: Final = 256 * 1024
+"""So much of a body that no handler has taken is read and thrown away, so that the connection can be used again."""
 NO_ONE: Final = Principal(name="-", scopes=frozenset(), prefixes=frozenset())
 LOGGED_CHARACTERS_MAX: Final = 300
 """What a log line has of a name that a client has sent."""
@@ -63,8 +65,10 @@ class Request:
 
     __slots__ = (
         "_headers",
+        "_is_taken",
         "_query",
         "_receive",
+        "_taken",
         "at",
         "client",
         "length",
@@ -91,6 +95,10 @@ class Request:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
+        self._taken = 0
+        """Bytes of the body that a handler has got."""
+        self._is_taken = False
+        """Whether that is all of it."""
         length = self._headers.get(b"content-length")
         self.length = int(length) if length is not None and length.isdigit() else None
         """How many bytes the body has, if the client says so."""
@@ -145,34 +153,45 @@ class Request:
             found["offset"] = self.offset
         return found
 
-    async def body(self, limit: int, grow: Callable[[int], None] | None = None) -> bytes:
-        """All of the body; `TooLarge` before more than `limit` bytes are kept.
+    @property
+    def is_much_left(self) -> bool:
+        """Whether so much of the body may come yet that its connection is better closed: no handler wants it."""
+        if self._is_taken:
+            return False
+        if b"transfer-encoding" in self._headers:
+            return True
+        return (self.length or 0) - self._taken > LEFT_BYTES_MAX
+
+    async def body(self, bytes_max: int, limit: str, grow: Callable[[int], None] | None = None) -> bytes:
+        """All of the body; `TooLarge`, which names the `limit`, before more than `bytes_max` are kept.
 
         `grow` is called with the size of each piece of a body whose length the client did not say; it may refuse.
         """
         length = self.length
-        if length is not None and length > limit:
-            raise _too_large(limit, length)
-        is_counted = length is not None
-        pieces: list[bytes] = []
-        size = 0
+        if length is not None and length > bytes_max:
+            raise _too_large(bytes_max, limit, length)
+        # Not a list of pieces: a client may send them as small as it likes.
+        kept = bytearray()
         while True:
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise Disconnected
-            piece = event.get("body", b"")
-            size += len(piece)
-            if size > limit:
-                raise _too_large(limit, None)
-            if grow is not None and piece and not is_counted:
+            piece: bytes = event.get("body", b"")
+            self._taken += len(piece)
+            self._is_taken = not event.get("more_body", False)
+            if self._taken > bytes_max:
+                raise _too_large(bytes_max, limit, None)
+            if grow is not None and piece and length is None:
                 grow(len(piece))
-            if not event.get("more_body", False):
-                return piece if not pieces else b"".join((*pieces, piece))
-            pieces.append(piece)
+            if self._is_taken and not kept:
+                return piece
+            kept += piece
+            if self._is_taken:
+                return bytes(kept)
 
     async def json(self, kind: type[T], *, default: T | None = None) -> T:
         """The body as JSON of this kind; `default` for an empty one. For small bodies."""
-        body = await self.body(MESSAGE_BYTES_MAX)
+        body = await self.body(MESSAGE_BYTES_MAX, "the most that a request without records may bring")
         if not body and default is not None:
             return default
         try:
@@ -200,12 +219,10 @@ def _printable(text: str) -> str:
     return text if len(text) <= LOGGED_CHARACTERS_MAX and text.isprintable() else f"{text!a:.{LOGGED_CHARACTERS_MAX}}"
 
 
-def _too_large(limit: int, size: int | None) -> TooLarge:
+def _too_large(bytes_max: int, limit: str, size: int | None) -> TooLarge:
     said = "" if size is None else f" of {size} bytes"
     return TooLarge(
-        f"the body{said} is larger than {limit} bytes (server.body_bytes_max): send it in parts",
-        size=size,
-        limit=limit,
+        f"the body{said} is larger than {bytes_max} bytes ({limit}): send it in parts", size=size, limit=bytes_max
     )
 
 

@@ -113,7 +113,7 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
 async def received(broker: Broker, request: Request, admitted: Admission) -> bytes:
     """The body of a request that was admitted, decompressed; `TooLarge` or `Throttled` before memory is spent on it."""
     bytes_max = broker.settings.body_bytes_max
-    body = await request.body(bytes_max, admitted.grow)
+    body = await request.body(bytes_max, "server.body_bytes_max", admitted.grow)
     encoding = request.header(b"content-encoding")
     if encoding is None:
         return body

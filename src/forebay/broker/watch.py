@@ -8,6 +8,7 @@ client that sends that back goes on there, over restarts of the broker, moves, e
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
@@ -30,6 +31,8 @@ from forebay.wire import bodies, events
 from forebay.wire.items import GapItem, RecordItem, items_of
 from forebay.wire.positions import parse_start
 from forebay.wire.watching import WatchPosition, check_watch, decode_event_id, encode_event_id
+
+logger = logging.getLogger(__name__)
 
 MEDIA: Final = "text/event-stream"
 RETRY_MS: Final = 1_000
@@ -77,27 +80,33 @@ async def watch_topics(broker: Broker, request: Request) -> Streamed:
 
 
 async def _pieces(broker: Broker, topics: Sequence[AsyncTopic], watcher: Watcher[bytes]) -> AsyncGenerator[bytes, None]:
-    """Events without an end: pages as they come, each with the place behind it, and signs of life between them."""
+    """Events without an end: pages as they come, each with the place behind it, and signs of life between them.
+
+    What ends the stream but the broker itself is its last event: an error.
+    """
     heartbeat_s = broker.settings.heartbeat_interval_ms / 1000
-    place = _place(topics, watcher)
-    yield events.encode_retry(RETRY_MS) + place
-    while True:
-        try:
-            async with asyncio.timeout(heartbeat_s):
-                found = await watcher.take()
-        except TimeoutError:
-            # Pages without a record for this client have moved the place, too: it need not read them again.
-            before, place = place, _place(topics, watcher)
-            yield events.HEARTBEAT if place == before else place + events.HEARTBEAT
-            continue
-        except ForebayError as error:
-            yield events.encode_event(broker.sent_error(error).body, event=events.ERROR_EVENT)
-            return
-        if found is None:
-            # The broker ends: the client connects to the next one and goes on.
-            return
+    try:
         place = _place(topics, watcher)
-        yield b"".join((*_gaps(found), *found.rows, place))
+        yield events.encode_retry(RETRY_MS) + place
+        while True:
+            try:
+                async with asyncio.timeout(heartbeat_s):
+                    found = await watcher.take()
+            except TimeoutError:
+                # Pages without a record for this client have moved the place, too: it need not read them again.
+                before, place = place, _place(topics, watcher)
+                yield events.HEARTBEAT if place == before else place + events.HEARTBEAT
+                continue
+            if found is None:
+                # The broker ends: the client connects to the next one and goes on.
+                return
+            # Raises where partitions were added, and one place cannot carry them all.
+            place = _place(topics, watcher)
+            yield b"".join((*_gaps(found), *found.rows, place))
+    except Exception as error:
+        if not isinstance(error, ForebayError):
+            logger.exception("a live stream failed")
+        yield events.encode_event(broker.sent_error(error).body, event=events.ERROR_EVENT)
 
 
 def _place(topics: Sequence[AsyncTopic], watcher: Watcher[bytes]) -> bytes:
