@@ -65,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(broker, secrets)
 
 
-def _request(route: Route) -> dict[str, Any]:
+def right_request(route: Route) -> dict[str, Any]:
     """A right request of this route, on the topic shop/orders."""
     path = route.path.format(namespace="shop", topic="orders", group="billing", load="one")
     where = {"topic": "shop/orders"}
@@ -94,7 +94,7 @@ def _request(route: Route) -> dict[str, Any]:
 
 def _status(client: httpx.Client, route: Route) -> int:
     """The status of the answer; of a stream that is all that is looked at."""
-    with client.stream(**_request(route)) as answer:
+    with client.stream(**right_request(route)) as answer:
         return answer.status_code
 
 

@@ -264,3 +264,46 @@ def test_whatever_comes_and_goes_nothing_is_left(data: st.DataObject) -> None:
         admission.__exit__(None, None, None)
 
     assert under_way(here) == (0, 0, 0) and here.counts().principals == 0
+
+
+def test_an_answer_takes_the_place_of_a_body_and_is_released_with_it() -> None:
+    here = quotas()
+
+    with here.request("a", 100) as admission:
+        admission.hold(5_000)
+        assert under_way(here) == (1, 5_000, 0)
+        admission.hold(20)
+        assert under_way(here) == (1, 20, 0)
+    assert under_way(here) == (0, 0, 0)
+
+
+def test_an_answer_is_refused_beside_others_but_not_by_itself_nor_when_the_call_is_done() -> None:
+    here = quotas(body_bytes_max=MIB, bytes_in_flight_per_principal_max=2 * MIB, bytes_in_flight_max=3 * MIB)
+
+    with here.request("a") as alone:
+        alone.hold(9 * MIB)
+        assert under_way(here) == (1, 9 * MIB, 0)
+    with here.request("a", MIB), here.request("a") as second, here.request("b") as third:
+        with pytest.raises(Throttled, match="bytes_in_flight_per_principal_max"):
+            second.hold(MIB + 1)
+        assert under_way(here) == (3, MIB, 0)
+        second.hold(MIB)
+        with pytest.raises(Throttled, match="bytes_in_flight_max"):
+            third.hold(MIB + 1)
+        third.hold(MIB + 1, is_done=True)
+        assert under_way(here) == (3, 3 * MIB + 1, 0)
+    assert under_way(here) == (0, 0, 0)
+
+
+def test_answers_whose_size_can_be_chosen_share_the_room() -> None:
+    here = quotas(body_bytes_max=MIB, bytes_in_flight_per_principal_max=2 * MIB, bytes_in_flight_max=2 * MIB)
+
+    with here.request("a") as first, here.request("a") as second, here.request("b") as third, here.request("b") as last:
+        assert first.reserve(64 * MIB) == MIB
+        assert first.reserve(64 * MIB) == MIB, "in place of what it held"
+        assert second.reserve(64 * MIB) == MIB // 2
+        assert third.reserve(1000) == 1000
+        third.hold(MIB // 2)
+        with pytest.raises(Throttled):
+            last.reserve(MIB)
+    assert under_way(here) == (0, 0, 0)

@@ -13,7 +13,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -28,7 +28,7 @@ from forebay.clock import Clock
 from forebay.errors import Closed, Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.live import Watcher
 from forebay.service.principals import Principal
-from forebay.service.quotas import QuotaCounts
+from forebay.service.quotas import Admission, QuotaCounts
 from forebay.service.service import Service
 from forebay.settings import ServerSettings
 from forebay.storage.recovery import FailedShard, Recovered
@@ -46,6 +46,10 @@ LOOP_ITEMS_MAX: Final = 100
 """Longer lists are made by a thread: ten thousand items take the loop 50 ms and more."""
 COMPUTING_THREADS: Final = 2
 """Threads that decode and encode: more of them would wait for the interpreter."""
+BUFFERED_BYTES: Final = 64 * 1024
+"""What the buffer of a connection takes at once. A larger answer counts until its client has taken it."""
+PIECE_BYTES: Final = 1024 * 1024
+"""What is sent of a larger answer at once."""
 
 
 class BrokerPhase(enum.Enum):
@@ -159,14 +163,14 @@ class Broker:
             return
         request = Request(scope, receive)
         try:
-            with self.traffic.request(request) as seen:
-                await self._send(request, await self._answer(request, seen), send, seen)
+            with self.traffic.request(request) as seen, ExitStack() as held:
+                await self._send(request, await self._answer(request, seen, held), send, seen)
         except (Disconnected, asyncio.CancelledError):
             # The client has gone, or the broker ends without waiting longer: there is nothing to answer.
             pass
 
-    async def _answer(self, request: Request, seen: SeenRequest) -> HttpAnswer | Streamed:
-        """What a handler says; every error becomes an answer of the one shape."""
+    async def _answer(self, request: Request, seen: SeenRequest, held: ExitStack) -> HttpAnswer | Streamed:
+        """What a handler says, counted as long as `held` lasts; every error becomes an answer of the one shape."""
         try:
             found = self._router.find(request.method, request.path)
             if not isinstance(found, FoundRoute):
@@ -174,7 +178,12 @@ class Broker:
             seen.route, request.at = found.route, found.at
             if not found.route.before_ready:
                 self.authenticated(request)
-            return await found.route.handler(self, request)
+                request.admission = held.enter_context(self._admission(request, found.route))
+            answer = await found.route.handler(self, request)
+            if request.admission is not None and isinstance(answer, HttpAnswer):
+                size = len(answer.body)
+                request.admission.hold(size, is_done=found.route.method != "GET" or size <= BUFFERED_BYTES)
+            return answer
         except ForebayError as error:
             seen.error = error
             return self._error_answer(error)
@@ -197,6 +206,11 @@ class Broker:
             raise Unauthenticated('the header Authorization is not "Bearer TOKEN"')
         request.principal = service.authenticate(secret.strip())
         return request.principal
+
+    def _admission(self, request: Request, route: Route) -> Admission:
+        """What counts for the caller while the request is under way."""
+        quotas, name = self.service.quotas, request.principal.name
+        return quotas.stream(name) if route.is_stream else quotas.request(name, request.length or 0)
 
     def _check_origin(self, request: Request) -> None:
         """`Forbidden` for what a page of another site has a browser send to this machine, where no token is asked for.
@@ -244,7 +258,10 @@ class Broker:
                 headers.append((b"content-type", answer.media_type.encode()))
                 headers.append((b"content-length", b"%d" % len(answer.body)))
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body})
+            if len(answer.body) > BUFFERED_BYTES:
+                await _send_large(answer.body, send)
+            else:
+                await send({"type": "http.response.body", "body": answer.body})
             seen.sent += len(answer.body)
             return
         headers.append((b"content-type", answer.media_type.encode()))
@@ -255,6 +272,17 @@ class Broker:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     seen.sent += len(piece)
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_large(body: bytes, send: Send) -> None:
+    """Send a body so that this returns when its client has taken it: so long it is in memory, and counts.
+
+    Each step waits until most of the one before has been taken. A client that takes a step in time is not stalled.
+    """
+    pieces = memoryview(body)
+    for begin in range(0, len(body), PIECE_BYTES):
+        await send({"type": "http.response.body", "body": pieces[begin : begin + PIECE_BYTES], "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 @lru_cache(1024)

@@ -12,6 +12,7 @@ import msgspec
 
 from forebay.errors import Invalid, TooLarge
 from forebay.service.principals import Principal
+from forebay.service.quotas import Admission
 from forebay.topics import TopicName
 
 Event: TypeAlias = MutableMapping[str, Any]
@@ -69,6 +70,7 @@ class Request:
         "_query",
         "_receive",
         "_taken",
+        "admission",
         "at",
         "client",
         "length",
@@ -87,6 +89,8 @@ class Request:
         """The parts of the path that a route names: namespace, topic, group, load."""
         self.principal = NO_ONE
         """Who calls: set before a handler runs, for routes that ask for a right."""
+        self.admission: Admission | None = None
+        """What counts for the caller while the request is under way: set after `principal`."""
         self.partition: int | None = None
         """The partition that the request turned out to be about, for the log."""
         self.offset: int | None = None
@@ -154,6 +158,12 @@ class Request:
         return found
 
     @property
+    def admitted(self) -> Admission:
+        """What counts for the caller, for handlers."""
+        assert self.admission is not None, "a request is admitted before its handler runs"
+        return self.admission
+
+    @property
     def is_much_left(self) -> bool:
         """Whether so much of the body may come yet that its connection is better closed: no handler wants it."""
         if self._is_taken:
@@ -162,10 +172,10 @@ class Request:
             return True
         return (self.length or 0) - self._taken > LEFT_BYTES_MAX
 
-    async def body(self, bytes_max: int, limit: str, grow: Callable[[int], None] | None = None) -> bytes:
+    async def body(self, bytes_max: int, limit: str) -> bytes:
         """All of the body; `TooLarge`, which names the `limit`, before more than `bytes_max` are kept.
 
-        `grow` is called with the size of each piece of a body whose length the client did not say; it may refuse.
+        A body whose length the client did not say counts for the caller piece by piece, which may be refused.
         """
         length = self.length
         if length is not None and length > bytes_max:
@@ -181,8 +191,8 @@ class Request:
             self._is_taken = not event.get("more_body", False)
             if self._taken > bytes_max:
                 raise _too_large(bytes_max, limit, None)
-            if grow is not None and piece and length is None:
-                grow(len(piece))
+            if piece and length is None:
+                self.admitted.grow(len(piece))
             if self._is_taken and not kept:
                 return piece
             kept += piece

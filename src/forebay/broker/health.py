@@ -27,6 +27,12 @@ def _document(routes: tuple[Route, ...]) -> bytes:
     return msgspec.json.encode(document(routes, version=_version()))
 
 
+@cache
+def _reference() -> bytes:
+    """Read once: all clients that take it slowly share it in memory."""
+    return files("forebay.broker").joinpath("reference.html").read_bytes()
+
+
 async def get_ready(broker: Broker, request: Request) -> HttpAnswer:
     """200 once every route is served, else 503 with how far the recovery is."""
     request.query(NoQuery)
@@ -58,7 +64,7 @@ async def get_reference(broker: Broker, request: Request) -> HttpAnswer:
     """The same for people, in a browser."""
     return HttpAnswer(
         200,
-        files("forebay.broker").joinpath("reference.html").read_bytes(),
+        _reference(),
         "text/html; charset=utf-8",
         (("content-security-policy", "default-src 'self' 'unsafe-inline'"),),
     )

@@ -69,13 +69,12 @@ async def stage_rows(broker: Broker, request: Request) -> HttpAnswer:
     request.partition = partition
     if MediaType.parse(request.header(b"content-type") or MediaType.ARROW) is not MediaType.ARROW:
         raise Invalid(f"rows of a load are sent as {MediaType.ARROW}")
-    with service.quotas.request(who.name, request.length or 0) as admitted:
-        body = await received(broker, request, admitted)
-        limits = BodyLimits(broker.settings.body_bytes_max, broker.settings.batch_records_max)
-        rows = await broker.compute(partial(bodies.decode_arrow, body, limits))
-        if not rows.num_rows:
-            raise Invalid("the body has no rows: leave the request out")
-        segment = await service.stage_load(who, name, request.at["load"], rows, partition)
+    body = await received(broker, request)
+    limits = BodyLimits(broker.settings.body_bytes_max, broker.settings.batch_records_max)
+    rows = await broker.compute(partial(bodies.decode_arrow, body, limits))
+    if not rows.num_rows:
+        raise Invalid("the body has no rows: leave the request out")
+    segment = await service.stage_load(who, name, request.at["load"], rows, partition)
     return HttpAnswer.of(segment, status=201)
 
 
@@ -83,11 +82,10 @@ async def put_load(broker: Broker, request: Request) -> HttpAnswer:
     """Offer a load."""
     service, who, name = broker.service, request.principal, request.topic
     service.check_append(who, name)
-    with service.quotas.request(who.name, request.length or 0) as admitted:
-        body = await received(broker, request, admitted)
-        decode = partial(_offer, body)
-        offer = decode() if len(body) <= LOOP_BYTES_MAX else await broker.compute(decode)
-        load = await service.offer_load(who, name, request.at["load"], offer)
+    body = await received(broker, request)
+    decode = partial(_offer, body)
+    offer = decode() if len(body) <= LOOP_BYTES_MAX else await broker.compute(decode)
+    load = await service.offer_load(who, name, request.at["load"], offer)
     return HttpAnswer.of(OfferedLoad(load))
 
 
@@ -106,15 +104,14 @@ async def get_load(broker: Broker, request: Request) -> HttpAnswer:
     seconds = _seconds(broker, request.query(LoadQuery).wait_ms)
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + seconds, LOOK_SECONDS
-    with service.quotas.request(who.name):
+    found = await service.load(who, name, load_id)
+    while not (found.is_over or broker.ending.is_set()) and (left := deadline - loop.time()) > 0:
+        try:
+            async with asyncio.timeout(min(pause, left)):
+                await broker.ending.wait()
+        except TimeoutError:
+            pause = min(2 * pause, LOOK_SECONDS_MAX)
         found = await service.load(who, name, load_id)
-        while not (found.is_over or broker.ending.is_set()) and (left := deadline - loop.time()) > 0:
-            try:
-                async with asyncio.timeout(min(pause, left)):
-                    await broker.ending.wait()
-            except TimeoutError:
-                pause = min(2 * pause, LOOK_SECONDS_MAX)
-            found = await service.load(who, name, load_id)
     return HttpAnswer.of(found)
 
 
@@ -122,14 +119,13 @@ async def attach_load(broker: Broker, request: Request) -> HttpAnswer:
     """Attach a load where this broker can; how far it is then, or when the time is up."""
     service, who, name, load_id = broker.service, request.principal, request.topic, request.at["load"]
     seconds = _seconds(broker, request.query(LoadQuery).wait_ms)
-    with service.quotas.request(who.name):
-        attaching = service.attach_load(who, name, load_id)
-        ending = asyncio.create_task(broker.ending.wait())
-        try:
-            await asyncio.wait((attaching, ending), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ending.cancel()
-        found = attaching.result() if attaching.done() else await service.load(who, name, load_id)
+    attaching = service.attach_load(who, name, load_id)
+    ending = asyncio.create_task(broker.ending.wait())
+    try:
+        await asyncio.wait((attaching, ending), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ending.cancel()
+    found = attaching.result() if attaching.done() else await service.load(who, name, load_id)
     return HttpAnswer.of(found)
 
 

@@ -105,7 +105,7 @@ def _of_broker(broker: Broker) -> Iterator[Metric]:
     yield from (requests, sent, seconds, refused)
     for name, text, value in (
         ("forebay_http_requests_in_flight", "Requests under way", traffic.under_way),
-        ("forebay_http_bytes_in_flight", "Bytes of bodies in memory", counts.bytes),
+        ("forebay_http_bytes_in_flight", "Bytes of bodies and answers in memory", counts.bytes),
         ("forebay_http_connections", "Connections of clients", broker.guard.connections),
         ("forebay_live_streams", "Live streams open", counts.streams),
         ("forebay_loop_lag_seconds", "How late the event loop came, at most since the last look", broker.lag.take()),

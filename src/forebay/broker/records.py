@@ -23,7 +23,6 @@ from forebay.errors import Invalid
 from forebay.pages import Page, Reach
 from forebay.records import Position
 from forebay.service.principals import AccessScope
-from forebay.service.quotas import Admission
 from forebay.service.service import AppendRecords, DeleteRecords
 from forebay.wire import answers, bodies
 from forebay.wire.answers import BatchPage, PageMarks
@@ -95,12 +94,11 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
     service, who, name = broker.service, request.principal, request.topic
     service.check_append(who, name)
     query = request.query(AppendQuery)
-    with service.quotas.request(who.name, request.length or 0) as admitted:
-        body = await received(broker, request, admitted)
-        limits = BodyLimits(broker.settings.body_bytes_max, broker.settings.batch_records_max)
-        decode = partial(_decode, request, query, body, limits, broker.clock.now_ms())
-        records = decode() if len(body) <= LOOP_BYTES_MAX else await broker.compute(decode)
-        ack = await service.append(who, name, records)
+    limits = BodyLimits(broker.settings.body_bytes_max, broker.settings.batch_records_max)
+    body = await received(broker, request)
+    decode = partial(_decode, request, query, body, limits, broker.clock.now_ms())
+    records = decode() if len(body) <= LOOP_BYTES_MAX else await broker.compute(decode)
+    ack = await service.append(who, name, records)
     ranges = [OffsetRangeItem(*each) for each in ack.ranges]
     if ranges:
         request.partition, request.offset = ranges[0].partition, ranges[0].first
@@ -110,16 +108,16 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
     return HttpAnswer.of(AppendedRanges(ranges))
 
 
-async def received(broker: Broker, request: Request, admitted: Admission) -> bytes:
-    """The body of a request that was admitted, decompressed; `TooLarge` or `Throttled` before memory is spent on it."""
+async def received(broker: Broker, request: Request) -> bytes:
+    """The body of a request, decompressed; `TooLarge` or `Throttled` before memory is spent on it."""
     bytes_max = broker.settings.body_bytes_max
-    body = await request.body(bytes_max, "server.body_bytes_max", admitted.grow)
+    body = await request.body(bytes_max, "server.body_bytes_max")
     encoding = request.header(b"content-encoding")
     if encoding is None:
         return body
     plain = await broker.compute(partial(decompress_body, body, encoding, bytes_max))
     # It counts with what it takes in memory from here on, which may be a thousand times what was sent.
-    admitted.grow(max(0, len(plain) - len(body)))
+    request.admitted.grow(max(0, len(plain) - len(body)))
     return plain
 
 
@@ -175,31 +173,35 @@ async def read_records(broker: Broker, request: Request) -> HttpAnswer:
     request.partition = query.partition
     topic = await broker.service.readable(request.principal, request.topic, query.partition)
     media, who = _accepted(request), request.principal.name
-    with broker.service.quotas.request(who):
-        start = parse_start(query.start, "start")
-        if query.key is not None or query.key_b64 is not None or query.tag is not None:
-            page = await _look_up(topic, query, start, media, who)
-        else:
-            offset = start.value if start.kind == "offset" else await topic.resolve(start, query.partition, who=who)
-            request.offset = offset
-            page = await _page(broker, topic, query, offset, who)
+    start = parse_start(query.start, "start")
+    if query.key is not None or query.key_b64 is not None or query.tag is not None:
+        page = await _look_up(request, topic, query, start, media)
+    else:
+        offset = start.value if start.kind == "offset" else await topic.resolve(start, query.partition, who=who)
+        request.offset = offset
+        page = await _page(broker, request, topic, query, offset)
     encode = partial(_encode, page, media)
     size = sum(int(batch.sizes().sum()) for batch in page.batches)
+    # A single batch may be larger than what was reserved. Pages that wait for a thread are in memory, too.
+    request.admitted.hold(size)
     return encode() if size <= LOOP_BYTES_MAX else await broker.compute(encode)
 
 
-async def _page(broker: Broker, topic: AsyncTopic, query: ReadQuery, offset: int, who: str) -> BatchPage:
+async def _page(broker: Broker, request: Request, topic: AsyncTopic, query: ReadQuery, offset: int) -> BatchPage:
     """The page at `offset`, waited for as long as the query says if there is none yet."""
-    read = partial(
-        topic.batch_page,
-        query.partition,
-        offset,
-        records_max=query.records_max,
-        bytes_max=query.bytes_max,
-        who=who,
-    )
+
+    async def read() -> tuple[Page, Reach]:
+        return await topic.batch_page(
+            query.partition,
+            offset,
+            records_max=query.records_max,
+            bytes_max=request.admitted.reserve(query.bytes_max),
+            who=request.principal.name,
+        )
+
     page, reach = await read()
     if page.next == offset and query.wait_ms:
+        request.admitted.hold(0)
         await _until_published(broker, topic, query, offset)
         page, reach = await read()
     return _with_marks(query.partition, page, reach)
@@ -220,7 +222,9 @@ async def _until_published(broker: Broker, topic: AsyncTopic, query: ReadQuery, 
             await asyncio.gather(first, ending, return_exceptions=True)
 
 
-async def _look_up(topic: AsyncTopic, query: ReadQuery, start: Position, media: MediaType, who: str) -> BatchPage:
+async def _look_up(
+    request: Request, topic: AsyncTopic, query: ReadQuery, start: Position, media: MediaType
+) -> BatchPage:
     """What a key or a tag has in the partition, by the index; a page of it."""
     if media not in (MediaType.JSON, MediaType.NDJSON):
         raise Invalid(f"look-ups by key or tag answer with {MediaType.JSON} or {MediaType.NDJSON}")
@@ -234,8 +238,8 @@ async def _look_up(topic: AsyncTopic, query: ReadQuery, start: Position, media: 
         tag=query.tag,
         history=query.history,
         records_max=query.records_max,
-        bytes_max=query.bytes_max,
-        who=who,
+        bytes_max=request.admitted.reserve(query.bytes_max),
+        who=request.principal.name,
     )
     return _with_marks(query.partition, page, reach)
 

@@ -62,7 +62,6 @@ async def watch_topics(broker: Broker, request: Request) -> Streamed:
     service, who = broker.service, request.principal
     names = [TopicName.parse(name) for name in dict.fromkeys(query.topic)]
     with ExitStack() as held:
-        held.enter_context(service.quotas.stream(who.name))
         topics = [await service.readable(who, name) for name in names]
         check_watch(len(topics), sum(topic.partitions for topic in topics))
         starts = await _starts(request, query, topics)

@@ -20,6 +20,8 @@ RETRY_SECONDS: Final = 1.0
 """When to try again where no one knows when something that is under way will end."""
 BURST_SECONDS: Final = 2.0
 """What a principal has not used of its rate for so long, it may use at once."""
+ANSWER_BYTES_MIN: Final = 64 * 1024
+"""An answer whose size can be chosen is made with so much room at least, or not at all."""
 _ROUNDING: Final = 1e-6
 """Seconds."""
 
@@ -88,7 +90,7 @@ class QuotaCounts:
 
 
 class Admission:
-    """One request, or one stream, that is under way. It counts inside its `with` block, and not a moment longer."""
+    """One request with its answer, or one stream, that is under way. It counts inside its `with` block alone."""
 
     __slots__ = ("_is_entered", "_principal", "_quotas", "_requests", "_size", "_streams")
 
@@ -115,6 +117,28 @@ class Admission:
         assert self._is_entered, "only what is under way grows"
         self._quotas.admit(self._principal, size=size, size_before=self._size)
         self._size += size
+
+    def hold(self, size: int, *, is_done: bool = False) -> None:
+        """Count so many bytes from here on, in place of those that were counted: an answer takes the place of a body.
+
+        `Throttled` if there is no room beside what others hold, unless the call `is_done`: then no refusal takes it
+        back. What is larger than a limit by itself has room when nothing else is held.
+        """
+        assert self._is_entered, "only what is under way holds an answer"
+        self._quotas.recount(self._principal, before=self._size, size=size, is_checked=not is_done)
+        self._size = size
+
+    def reserve(self, wanted: int) -> int:
+        """Count bytes for an answer that is yet to be made, `wanted` of them or fewer; how many it may have.
+
+        An answer gets half of the room that is left at most, so that many who ask at once get less each. `Throttled`
+        if there is hardly any.
+        """
+        assert self._is_entered, "only what is under way holds an answer"
+        room = self._quotas.room(self._principal, held=self._size)
+        size = min(wanted, max(ANSWER_BYTES_MIN, room // 2))
+        self.hold(size)
+        return size
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -192,6 +216,29 @@ class Quotas:
             counted.size += size
             counted.streams += streams
         self._admitted += requests + streams
+
+    def room(self, principal: str, *, held: int) -> int:
+        """How many bytes an answer of the principal may have, in place of `held`. Called by `Admission`."""
+        settings = self._settings
+        return held + min(
+            settings.bytes_in_flight_per_principal_max - self._by_principal[principal].size,
+            settings.bytes_in_flight_max - self._all.size,
+        )
+
+    def recount(self, principal: str, *, before: int, size: int, is_checked: bool) -> None:
+        """Count `size` bytes of an answer for the principal, in place of `before`. Called by `Admission`."""
+        use, settings = self._by_principal[principal], self._settings
+        if is_checked and size > before:
+            for name, held, most in (
+                ("bytes_in_flight_per_principal_max", use.size - before, settings.bytes_in_flight_per_principal_max),
+                ("bytes_in_flight_max", self._all.size - before, settings.bytes_in_flight_max),
+            ):
+                if held and held + size > most:
+                    holder = principal if "principal" in name else "the server"
+                    why = f"{holder} has {held} under way, {most} are allowed, and the answer has {size}"
+                    self._refuse(name, why, RETRY_SECONDS)
+        for counted in (use, self._all):
+            counted.size += size - before
 
     def release(self, principal: str, *, requests: int, size: int, streams: int) -> None:
         """What was admitted is over. Called by `Admission`, once for each."""

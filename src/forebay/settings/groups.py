@@ -519,9 +519,9 @@ class ServerSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_
     reads_waiting_per_principal_max: Annotated[
         int, within(1, 1_000_000, "Reads of one principal that may wait for a thread to read files or history.")
     ] = 64
-    bytes_in_flight_max: Annotated[int, within(MIB, TIB, "Bodies of all requests under way, which are in memory.")] = (
-        256 * MIB
-    )
+    bytes_in_flight_max: Annotated[
+        int, within(MIB, TIB, "Bodies and answers of all requests under way, which are in memory.")
+    ] = 256 * MIB
     bytes_in_flight_per_principal_max: Annotated[int, within(MIB, TIB, "The same for one principal.")] = 64 * MIB
     streams_max: Annotated[int, within(1, 1_000_000, "Streams open at the same time.")] = 10_000
     streams_per_principal_max: Annotated[int, within(1, 1_000_000, "The same for one principal.")] = 1_000
@@ -533,7 +533,7 @@ class ServerSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_
         int, within(0, 10_000_000, "Requests of one principal in a second, on average over a few; 0 is no limit.")
     ] = 0
     bytes_per_second_max: Annotated[
-        int, within(0, TIB, "Bytes of bodies of one principal in a second, on average over a few; 0 is no limit.")
+        int, within(0, TIB, "Bytes that one principal sends in a second, on average over a few; 0 is no limit.")
     ] = 0
 
     @property
