@@ -10,10 +10,9 @@ import asyncio
 import enum
 import ipaddress
 import logging
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, contextmanager
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -26,12 +25,12 @@ from forebay.broker.routes import FoundRoute, Route, Router
 from forebay.broker.traffic import LoopLag, SeenRequest, Traffic
 from forebay.clock import Clock
 from forebay.errors import Closed, Forbidden, ForebayError, NotReady, Unauthenticated
-from forebay.live import Watcher
-from forebay.service.principals import Principal
+from forebay.service.principals import AccessScope, Principal
 from forebay.service.quotas import Admission, QuotaCounts
 from forebay.service.service import Service
 from forebay.settings import ServerSettings
 from forebay.storage.recovery import FailedShard, Recovered
+from forebay.topics import TopicName
 from forebay.wire.errors import SentError, encode_error, encode_refusal, public_message
 
 logger = logging.getLogger(__name__)
@@ -50,6 +49,8 @@ BUFFERED_BYTES: Final = 64 * 1024
 """What the buffer of a connection takes at once. A larger answer counts until its client has taken it."""
 PIECE_BYTES: Final = 1024 * 1024
 """What is sent of a larger answer at once."""
+RIGHTS_SECONDS: Final = 0.25
+"""How often the broker looks whether tokens have changed, for the sake of answers that last."""
 
 
 class BrokerPhase(enum.Enum):
@@ -60,6 +61,28 @@ class BrokerPhase(enum.Enum):
     READY = "ready"
     ENDING = "ending"
     """It finishes what it has begun, and takes no new requests."""
+
+
+class LastingAnswer:
+    """An answer that goes on while its caller may have it: a stream, or a request that waits. For one event loop."""
+
+    __slots__ = ("_end", "error", "principal", "scope", "topics")
+
+    def __init__(
+        self, principal: Principal, scope: AccessScope, topics: Sequence[TopicName], end: Callable[[], object]
+    ) -> None:
+        """`scope` is the right that it needs on the topics. `end` has it end soon, and may be called several times."""
+        self.principal = principal
+        self.scope = scope
+        self.topics = topics
+        self.error: ForebayError | None = None
+        """Why the caller may not have it any more, if that has ended it."""
+        self._end = end
+
+    def end(self, error: ForebayError | None = None) -> None:
+        """Have it end, in order if there is no error."""
+        self.error = self.error or error
+        self._end()
 
 
 class Broker:
@@ -80,8 +103,6 @@ class Broker:
         """How far the recovery is, from 0 to 1."""
         self.recovered: Recovered | None = None
         """What became of the shards, once that is known."""
-        self.ending = asyncio.Event()
-        """Set when the broker is to stop: what waits for records or for time ends its answer."""
         self.settings = settings
         self.clock = clock
         self.guard = guard
@@ -91,7 +112,9 @@ class Broker:
         self._began = clock.monotonic()
         self._computing = ThreadPoolExecutor(COMPUTING_THREADS, thread_name_prefix="forebay-broker-compute")
         self._service: Service | None = None
-        self._watchers: weakref.WeakSet[Watcher[Any]] = weakref.WeakSet()
+        self._lasting: set[LastingAnswer] = set()
+        self._edition: object = None
+        """Of the rights by which answers that last were looked through."""
         self._router = Router(routes)
         self._private = tuple(private)
 
@@ -143,19 +166,52 @@ class Broker:
         if self.phase is BrokerPhase.STARTING:
             self.phase = BrokerPhase.READY
 
-    def ends_with(self, watcher: Watcher[Any]) -> None:
-        """Close this watcher when the broker ends, so that its stream does; at once if it ends already."""
-        if self.ending.is_set():
-            watcher.close()
-        else:
-            self._watchers.add(watcher)
+    @contextmanager
+    def lasting(
+        self, principal: Principal, scope: AccessScope, topics: Sequence[TopicName], end: Callable[[], object]
+    ) -> Iterator[LastingAnswer]:
+        """Have `end` called when the broker is to stop, or when the caller has this right on these topics no more.
+
+        At once, if that is so already.
+        """
+        answer = LastingAnswer(principal, scope, topics, end)
+        self._lasting.add(answer)
+        try:
+            # Tokens may have changed, and the broker may have begun to stop, since the request was let in.
+            if self.phase is BrokerPhase.ENDING:
+                answer.end()
+            else:
+                self._check_lasting(answer)
+            yield answer
+        finally:
+            self._lasting.discard(answer)
+
+    async def watch_rights(self) -> None:
+        """End the answers of callers that have lost their right to them, until cancelled."""
+        while True:
+            await asyncio.sleep(RIGHTS_SECONDS)
+            self.check_rights()
+
+    def check_rights(self) -> None:
+        """End the answers whose callers have no valid token any more, or lost a right: once tokens have changed."""
+        edition = None if self._service is None else self._service.rights_edition()
+        if edition != self._edition:
+            self._edition = edition
+            for answer in list(self._lasting):
+                self._check_lasting(answer)
+
+    def _check_lasting(self, answer: LastingAnswer) -> None:
+        assert self._service is not None, "an answer lasts once requests are served"
+        try:
+            self._service.check_still(answer.principal, answer.scope, answer.topics)
+        except (Unauthenticated, Forbidden) as error:
+            answer.end(error)
 
     def begin_ending(self) -> None:
         """Take no new requests, and end those that wait for records. Harmless when repeated."""
         self.phase = BrokerPhase.ENDING
-        self.ending.set()
-        for watcher in list(self._watchers):
-            watcher.close()
+        for answer in list(self._lasting):
+            answer.end()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request. The task is cancelled when the client goes."""

@@ -104,14 +104,17 @@ async def get_load(broker: Broker, request: Request) -> HttpAnswer:
     seconds = _seconds(broker, request.query(LoadQuery).wait_ms)
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + seconds, LOOK_SECONDS
-    found = await service.load(who, name, load_id)
-    while not (found.is_over or broker.ending.is_set()) and (left := deadline - loop.time()) > 0:
-        try:
-            async with asyncio.timeout(min(pause, left)):
-                await broker.ending.wait()
-        except TimeoutError:
-            pause = min(2 * pause, LOOK_SECONDS_MAX)
-        found = await service.load(who, name, load_id)
+    found, ended = await service.load(who, name, load_id), asyncio.Event()
+    with broker.lasting(who, AccessScope.WRITE, (name,), ended.set) as lasting:
+        while not (found.is_over or ended.is_set()) and (left := deadline - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(min(pause, left)):
+                    await ended.wait()
+            except TimeoutError:
+                pause = min(2 * pause, LOOK_SECONDS_MAX)
+            found = await service.load(who, name, load_id)
+    if lasting.error is not None:
+        raise lasting.error
     return HttpAnswer.of(found)
 
 
@@ -119,12 +122,15 @@ async def attach_load(broker: Broker, request: Request) -> HttpAnswer:
     """Attach a load where this broker can; how far it is then, or when the time is up."""
     service, who, name, load_id = broker.service, request.principal, request.topic, request.at["load"]
     seconds = _seconds(broker, request.query(LoadQuery).wait_ms)
-    attaching = service.attach_load(who, name, load_id)
-    ending = asyncio.create_task(broker.ending.wait())
-    try:
-        await asyncio.wait((attaching, ending), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        ending.cancel()
+    attaching, ended = service.attach_load(who, name, load_id), asyncio.Event()
+    ending = asyncio.create_task(ended.wait())
+    with broker.lasting(who, AccessScope.WRITE, (name,), ended.set) as lasting:
+        try:
+            await asyncio.wait((attaching, ending), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+    if lasting.error is not None:
+        raise lasting.error
     found = attaching.result() if attaching.done() else await service.load(who, name, load_id)
     return HttpAnswer.of(found)
 

@@ -202,24 +202,28 @@ async def _page(broker: Broker, request: Request, topic: AsyncTopic, query: Read
     page, reach = await read()
     if page.next == offset and query.wait_ms:
         request.admitted.hold(0)
-        await _until_published(broker, topic, query, offset)
+        await _until_published(broker, request, topic, query, offset)
         page, reach = await read()
     return _with_marks(query.partition, page, reach)
 
 
-async def _until_published(broker: Broker, topic: AsyncTopic, query: ReadQuery, offset: int) -> None:
-    """Wait until there is something at `offset`, the time is up, or the broker ends."""
+async def _until_published(broker: Broker, request: Request, topic: AsyncTopic, query: ReadQuery, offset: int) -> None:
+    """Wait until there is something at `offset`, the time is up, the broker ends, or the caller may not read it."""
     seconds = min(query.wait_ms, broker.settings.wait_timeout_max_ms) / 1000
+    ended = asyncio.Event()
     async with topic.follow({query.partition: offset}, timeout=seconds, on_gap=lambda *_: None) as stream:
-        first = asyncio.ensure_future(anext(stream, None))
-        ending = asyncio.create_task(broker.ending.wait())
-        try:
-            await asyncio.wait((first, ending), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            first.cancel()
-            ending.cancel()
-            # An error of the look is met again by the read that follows, which says it better.
-            await asyncio.gather(first, ending, return_exceptions=True)
+        with broker.lasting(request.principal, AccessScope.READ, (request.topic,), ended.set) as lasting:
+            first = asyncio.ensure_future(anext(stream, None))
+            ending = asyncio.create_task(ended.wait())
+            try:
+                await asyncio.wait((first, ending), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                first.cancel()
+                ending.cancel()
+                # An error of the look is met again by the read that follows, which says it better.
+                await asyncio.gather(first, ending, return_exceptions=True)
+        if lasting.error is not None:
+            raise lasting.error
 
 
 async def _look_up(

@@ -96,7 +96,11 @@ class BrokerRun:
 
     async def run(self, bound: socket.socket, on_bound: Callable[[str], None]) -> None:
         """Serve until `stop` is called. Raises why the log could not be opened, once every caller has its answer."""
-        watching = [asyncio.create_task(self.guard.run()), asyncio.create_task(self.broker.lag.run())]
+        watching = [
+            asyncio.create_task(self.guard.run()),
+            asyncio.create_task(self.broker.lag.run()),
+            asyncio.create_task(self.broker.watch_rights()),
+        ]
         if self.certificate is None:
             serving = asyncio.create_task(self._server.serve(sockets=[bound]))
         else:

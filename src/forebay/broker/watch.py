@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.aio.topic import AsyncTopic
-from forebay.broker.app import Broker
+from forebay.broker.app import Broker, LastingAnswer
 from forebay.broker.exchange import Request, Streamed
 from forebay.broker.routes import Route
 from forebay.errors import ForebayError, Invalid
@@ -73,12 +73,14 @@ async def watch_topics(broker: Broker, request: Request) -> Streamed:
         watcher = service.watcher(sources, outbox_bytes_max=broker.settings.outbox_bytes_max)
         held.callback(watcher.close)
         await watcher.begin()
-        broker.ends_with(watcher)
-        pieces = _pieces(broker, topics, watcher)
+        lasting = held.enter_context(broker.lasting(who, AccessScope.READ, names, watcher.close))
+        pieces = _pieces(broker, topics, watcher, lasting)
         return Streamed(pieces, MEDIA, (("cache-control", "no-store"), ("x-accel-buffering", "no")), held.pop_all())
 
 
-async def _pieces(broker: Broker, topics: Sequence[AsyncTopic], watcher: Watcher[bytes]) -> AsyncGenerator[bytes, None]:
+async def _pieces(
+    broker: Broker, topics: Sequence[AsyncTopic], watcher: Watcher[bytes], lasting: LastingAnswer
+) -> AsyncGenerator[bytes, None]:
     """Events without an end: pages as they come, each with the place behind it, and signs of life between them.
 
     What ends the stream but the broker itself is its last event: an error.
@@ -97,6 +99,8 @@ async def _pieces(broker: Broker, topics: Sequence[AsyncTopic], watcher: Watcher
                 yield events.HEARTBEAT if place == before else place + events.HEARTBEAT
                 continue
             if found is None:
+                if lasting.error is not None:
+                    raise lasting.error
                 # The broker ends: the client connects to the next one and goes on.
                 return
             # Raises where partitions were added, and one place cannot carry them all.

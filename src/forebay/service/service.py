@@ -7,7 +7,7 @@ and renders. For one event loop; nothing here blocks it: records are queued, pag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, Unpack
@@ -174,6 +174,17 @@ class Service:
     def authenticate(self, secret: str) -> Principal:
         """The caller that shows this token; `Unauthenticated` if it is not valid. Reads nothing but memory."""
         return ANYONE if self._tokens is None else self._tokens.principal(secret)
+
+    def rights_edition(self) -> object:
+        """A value that is another one once the rights of callers may have changed. Reads nothing but memory."""
+        return None if self._tokens is None else self._tokens.edition()
+
+    def check_still(self, who: Principal, scope: AccessScope, names: Iterable[TopicName]) -> None:
+        """Return if a caller that was let in before still has this right on these topics; else say why not."""
+        if self._tokens is not None:
+            present = self._tokens.present(who)
+            for name in names:
+                check_may(present, scope, name)
 
     # Topics
 

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple, NoReturn
@@ -226,6 +227,23 @@ class _Accepted(NamedTuple):
         return cls(bytes.fromhex(token.secret_sha256), token.principal, token.expires_at)
 
 
+class _Edition(NamedTuple):
+    """All tokens that are not revoked, as they were read at one time."""
+
+    number: int
+    by_digest: dict[bytes, _Accepted]
+    by_id: dict[str, _Accepted]
+    expiries: list[int]
+    """When they expire, in order."""
+
+    @classmethod
+    def of(cls, tokens: Iterable[AccessToken], number: int) -> _Edition:
+        accepted = [_Accepted.of(token) for token in tokens if token.revoked_at is None]
+        expiries = sorted(one.expires_at for one in accepted if one.expires_at is not None)
+        by_id = {one.principal.token_id: one for one in accepted if one.principal.token_id is not None}
+        return cls(number, {one.digest: one for one in accepted}, by_id, expiries)
+
+
 class TokenBook:
     """Who a caller is, by the secret that it shows: from memory, kept to what the metadata store says by a worker.
 
@@ -238,8 +256,8 @@ class TokenBook:
         self._store = store
         self._prefix = prefix
         self._clock = clock
-        self._accepted: dict[bytes, _Accepted] | None = None
-        """By the digest of their secrets; replaced as a whole. `None` before the first look at the store."""
+        self._edition: _Edition | None = None
+        """Replaced as a whole. `None` before the first look at the store."""
         self._watch: Watch | None = None
         self._is_away = False
         """Whether the last look has failed, which was logged."""
@@ -255,14 +273,31 @@ class TokenBook:
 
     def principal(self, secret: str) -> Principal:
         """Who shows this secret; `Unauthenticated` if no valid token has it, `Unavailable` before `start`."""
-        accepted = self._accepted
-        if accepted is None:
+        edition = self._edition
+        if edition is None:
             raise Unavailable("tokens have not been read yet: try again in a second")
         digest = _digest(secret) if len(secret) <= SECRET_CHARACTERS_MAX else b""
-        found = accepted.get(digest)
+        found = edition.by_digest.get(digest)
         # A look-up by digest says nothing about the secret by its time; the comparison keeps that so for any mapping.
         if found is None or not hmac.compare_digest(found.digest, digest):
             raise Unauthenticated(_REFUSED)
+        return self._valid(found)
+
+    def present(self, principal: Principal) -> Principal:
+        """The same caller with the rights that its token has now; `Unauthenticated` if it is not accepted any more."""
+        found = None
+        if self._edition is not None and principal.token_id is not None:
+            found = self._edition.by_id.get(principal.token_id)
+        if found is None:
+            raise Unauthenticated(_REFUSED)
+        return self._valid(found)
+
+    def edition(self) -> object:
+        """A value that is another one once tokens were read again, or one has expired."""
+        edition = self._edition
+        return None if edition is None else (edition.number, bisect_right(edition.expiries, self._clock.now_ms()))
+
+    def _valid(self, found: _Accepted) -> Principal:
         if found.expires_at is not None and found.expires_at <= self._clock.now_ms():
             raise Unauthenticated(_REFUSED)
         return found.principal
@@ -309,8 +344,7 @@ class TokenBook:
             # What the watch has handed out may not have been looked at: the next call looks at everything.
             self._end_watch()
             raise
-        accepted = [_Accepted.of(token) for token in tokens if token.revoked_at is None]
-        self._accepted = {one.digest: one for one in accepted}
+        self._edition = _Edition.of(tokens, 0 if self._edition is None else self._edition.number + 1)
 
     def _has_changed(self, watch: Watch) -> bool:
         """Whether a token may have changed since the last call."""
