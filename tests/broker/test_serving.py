@@ -118,10 +118,10 @@ def test_a_long_list_is_made_by_a_thread(client: httpx.Client, monkeypatch: pyte
     monkeypatch.setattr(app, "LOOP_ITEMS_MAX", 2)
     made_by: list[str] = []
 
-    def noted(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def note_and_make(each: Any) -> Any:
+    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
+        def note_and_make(*given: Any) -> Any:
             made_by.append(threading.current_thread().name)
-            return make(each)
+            return make(*given)
 
         return note_and_make
 

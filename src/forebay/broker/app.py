@@ -123,8 +123,8 @@ class Broker:
         """For how long the process has been serving."""
         return self.clock.monotonic() - self._began
 
-    def public_message(self, error: BaseException) -> str:
-        """What any caller may read of an error."""
+    def public_message(self, error: BaseException | str) -> str:
+        """What any caller may read of an error, or of what was noted of one."""
         return public_message(error, private=self._private)
 
     @property

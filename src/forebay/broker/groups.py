@@ -42,7 +42,11 @@ async def get_group(broker: Broker, request: Request) -> HttpAnswer:
     request.query(NoQuery)
     name = request.at["group"]
     places = await broker.service.group_places(request.principal, name)
-    return HttpAnswer.of(GroupPlaces(name, [GroupItem.of(place) for place in places]))
+    shown = [
+        place if place.failure is None else place._replace(failure=broker.public_message(place.failure))
+        for place in places
+    ]
+    return HttpAnswer.of(GroupPlaces(name, [GroupItem.of(place) for place in shown]))
 
 
 async def commit_offset(broker: Broker, request: Request) -> HttpAnswer:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Final
 
 import msgspec
@@ -33,6 +33,7 @@ from forebay.service.quotas import Quotas
 from forebay.service.service import Service
 from forebay.service.tokens import TokenBook
 from forebay.settings import RuntimeSettings, ServerSettings, Settings
+from forebay.storage.in_memory import IN_MEMORY
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,11 @@ class BrokerRun:
         self._clock = SystemClock()
         self.guard = Guard(settings.server)
         self.broker = Broker(
-            ROUTES, settings=settings.server, guard=self.guard, clock=self._clock, private=(str(path),)
+            ROUTES,
+            settings=settings.server,
+            guard=self.guard,
+            clock=self._clock,
+            private=private_places(path, settings),
         )
         self._config = _config(self.broker, settings.server, self.guard)
         self._server = _Server(self._config)
@@ -152,6 +157,14 @@ class BrokerRun:
         service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens)
         self.broker.become_ready(service, recovered)
         logger.info("ready: %d shards are open, %d are degraded", recovered.opened, len(recovered.failed))
+
+
+def private_places(path: str | PurePath, settings: Settings) -> tuple[str, ...]:
+    """Where the data lies on this machine, as it may stand in an error: no answer names it. Longest first."""
+    store = settings.store.root if settings.store.is_directory else None
+    given = (str(path), settings.wal.dir, settings.metadata.path, settings.storage.handoff_root, store)
+    named = {place for place in given if place is not None and place != IN_MEMORY}
+    return tuple(sorted(named | {str(Path(place).absolute()) for place in named}, key=len, reverse=True))
 
 
 def with_descriptors(settings: Settings) -> Settings:

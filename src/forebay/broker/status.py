@@ -35,7 +35,9 @@ async def get_topic_status(broker: Broker, request: Request) -> HttpAnswer:
     """How the partitions of a topic fare that the broker has open."""
     request.query(NoQuery)
     found = await broker.service.topic_status(request.principal, request.topic)
-    return await broker.list_answer(found.open, lambda opened: PartitionList([partition_item(each) for each in opened]))
+    return await broker.list_answer(
+        found.open, lambda opened: PartitionList([partition_item(broker, each) for each in opened])
+    )
 
 
 class SegmentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,7 +93,7 @@ async def get_status(broker: Broker, request: Request) -> HttpAnswer:
             running_s=worker.running_s,
             stuck=worker.stuck,
             failures=worker.failures,
-            error=worker.error,
+            error=_public(broker, worker.error),
         )
         for worker in found.workers
     ]
@@ -100,14 +102,14 @@ async def get_status(broker: Broker, request: Request) -> HttpAnswer:
         return BrokerStatus(
             directory_id=found.directory_id,
             read_only=found.read_only,
-            partitions=[partition_item(each) for each in opened],
+            partitions=[partition_item(broker, each) for each in opened],
             workers=workers,
         )
 
     return await broker.list_answer(found.open, status_of)
 
 
-def partition_item(status: PartitionStatus) -> PartitionItem:
+def partition_item(broker: Broker, status: PartitionStatus) -> PartitionItem:
     """The status of a partition as it is sent."""
     return PartitionItem(
         topic=status.topic,
@@ -115,20 +117,20 @@ def partition_item(status: PartitionStatus) -> PartitionItem:
         engine=status.engine,
         durability=status.durability,
         epoch=status.epoch,
-        recovery=_recovery(status),
-        failure=status.failure,
+        recovery=_recovery(broker, status),
+        failure=_public(broker, status.failure),
         offsets=OffsetsItem.of(status.partition, status.offsets),
         segments=status.segments,
         cache_bytes=status.cache_bytes,
-        export=_export(status),
+        export=_export(broker, status),
     )
 
 
-def _recovery(status: PartitionStatus) -> RecoveryItem:
+def _recovery(broker: Broker, status: PartitionStatus) -> RecoveryItem:
     decision = status.decision
     gaps = [*([] if decision.gap is None else [decision.gap]), *decision.damage]
     return RecoveryItem(
-        summary=str(decision),
+        summary=broker.public_message(str(decision)),
         next_offset=decision.next_offset,
         source=str(decision.source),
         exact=decision.exact,
@@ -138,7 +140,7 @@ def _recovery(status: PartitionStatus) -> RecoveryItem:
     )
 
 
-def _export(status: PartitionStatus) -> ExportItem | None:
+def _export(broker: Broker, status: PartitionStatus) -> ExportItem | None:
     found = status.export
     if found is None:
         return None
@@ -150,8 +152,12 @@ def _export(status: PartitionStatus) -> ExportItem | None:
         objects=found.objects,
         bytes=found.bytes,
         errors=found.errors,
-        error=found.error,
+        error=_public(broker, found.error),
     )
+
+
+def _public(broker: Broker, noted: str | None) -> str | None:
+    return None if noted is None else broker.public_message(noted)
 
 
 ROUTES = (

@@ -130,8 +130,8 @@ def encode_refusal(code: str, message: str) -> bytes:
     return msgspec.json.encode(ErrorBody(ErrorItem(code, message)))
 
 
-def public_message(error: BaseException, *, private: Iterable[str] = ()) -> str:
-    """What a caller may read of an error, as in `encode_error`."""
+def public_message(error: BaseException | str, *, private: Iterable[str] = ()) -> str:
+    """What a caller may read of an error, or of what was noted of one, as in `encode_error`."""
     return str(_public(str(error), private))
 
 
