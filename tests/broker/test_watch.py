@@ -15,6 +15,7 @@ import pytest
 
 from forebay.errors import Corrupt
 from forebay.live import Watcher
+from forebay.storage import Topic
 from forebay.wire.events import EventDecoder, ServerEvent
 from tests.support.brokers import RunningBroker, running_broker, server_settings
 
@@ -362,3 +363,23 @@ def test_a_failure_of_the_broker_ends_a_stream_with_an_event_and_a_line_in_the_l
         assert msgspec.json.decode(event.text)["error"]["code"] == "internal"
         assert b"path" not in event.text
     assert "a live stream failed" in [record.getMessage() for record in caplog.records]
+
+
+def test_a_stream_is_resumed_from_memory_whatever_the_number_of_its_partitions(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition was asked for by a thread, one after the other."""
+    name = made(client, partitions=20)
+    for number in range(20):
+        append(client, name, f"p{number}", partition=number)
+    with watching(client, name, start="earliest") as events:
+        events.values(20)
+        place = events.place()
+
+    def ask(topic: Topic, partition: int = 0) -> None:
+        raise AssertionError(f"partition {partition} was asked for")
+
+    monkeypatch.setattr(Topic, "offsets", ask)
+    with watching(client, name, last=place) as events:
+        append(client, name, "next", partition=7)
+        assert events.values(1) == ["next"]

@@ -560,6 +560,17 @@ class AsyncTopic:
         """See `Topic.offsets`."""
         return await self._run(self._topic.offsets, partition)
 
+    async def ends(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Where the records of these partitions end for readers.
+
+        Of partitions that this process has open it comes from memory; workers ask for the others, several at a time.
+        """
+        shards = {number: self._topic.shard_if_open(number) for number in partitions}
+        found = {number: shard.reach().head for number, shard in shards.items() if shard is not None}
+        others = [number for number, shard in shards.items() if shard is None]
+        asked = await asyncio.gather(*(self.offsets(number) for number in others))
+        return found | {number: offsets.next for number, offsets in zip(others, asked, strict=True)}
+
     async def offset_at_time(self, timestamp: int, partition: int = 0, *, who: str = UNNAMED) -> int | None:
         """See `Topic.offset_at_time`, and `batch_page` here for `who`."""
         return await self._workers.start_reading(partial(self._topic.offset_at_time, timestamp, partition), who)

@@ -144,7 +144,7 @@ async def _starts(request: Request, query: WatchQuery, topics: Sequence[AsyncTop
             raise Invalid(f"start is {query.start!r:.80}: a watch begins at earliest, latest, a time, or Last-Event-ID")
         return [start] * len(topics)
     places = decode_event_id(last, [topic.name for topic in topics])
-    return [await _resumed(topic, place) for topic, place in zip(topics, places, strict=True)]
+    return await asyncio.gather(*(_resumed(topic, place) for topic, place in zip(topics, places, strict=True)))
 
 
 async def _resumed(topic: AsyncTopic, place: WatchPosition) -> Start:
@@ -153,10 +153,8 @@ async def _resumed(topic: AsyncTopic, place: WatchPosition) -> Start:
         return EARLIEST
     # Partitions that were added since begin at their first record. Offsets that a crash took back begin at the end.
     starts = dict.fromkeys(range(topic.partitions), 0) | dict(enumerate(place.offsets))
-    for number, offset in starts.items():
-        if offset:
-            starts[number] = min(offset, (await topic.offsets(number)).next)
-    return starts
+    ends = await topic.ends([number for number, offset in starts.items() if offset])
+    return {number: min(offset, ends.get(number, offset)) for number, offset in starts.items()}
 
 
 @lru_cache(RENDERS_KEPT)

@@ -348,7 +348,8 @@ class Service:
         """The watermarks of one partition, or of all."""
         topic = await self.readable(who, name, partition)
         numbers = range(topic.partitions) if partition is None else (partition,)
-        return {number: await topic.offsets(number) for number in numbers}
+        found = await asyncio.gather(*(topic.offsets(number) for number in numbers))
+        return dict(zip(numbers, found, strict=True))
 
     async def resolve(self, who: Principal, name: TopicName, partition: int, position: Position) -> int | None:
         """The offset that a position stands for; `None` for a time that no record has reached."""
