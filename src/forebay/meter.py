@@ -72,6 +72,16 @@ class Metric(Enum):
     EXPORT_BYTES = ("forebay_export_bytes_total", MetricKind.COUNTER, "Bytes of segments made history")
     EXPORT_OBJECTS = ("forebay_export_objects_total", MetricKind.COUNTER, "Segments made history")
     EXPORT_ERRORS = ("forebay_export_errors_total", MetricKind.COUNTER, "Exports that failed")
+    EXPORT_LAG_BYTES = (
+        "forebay_export_lag_bytes",
+        MetricKind.GAUGE,
+        "Bytes of full log files that are not history yet",
+    )
+    EXPORT_LAG_SECONDS = (
+        "forebay_export_lag_seconds",
+        MetricKind.GAUGE,
+        "How long ago the oldest of them was appended to last",
+    )
     HISTORY_QUERY_SECONDS = (
         "forebay_history_query_seconds",
         MetricKind.HISTOGRAM,

@@ -98,6 +98,27 @@ def test_exports_and_reads_of_history_are_counted(tmp_path: Path) -> None:
         assert count(status, Metric.HISTORY_QUERY_SECONDS) >= 1
 
 
+def test_what_is_not_history_yet_counts_until_it_is(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "data", shared(tmp_path)) as log:
+        topic = log.create_topic("a", durability="fsync")
+        topic.append(b"value" * 100)
+        assert value(log.status(), Metric.EXPORT_LAG_BYTES, FSYNC) == 0
+        (tmp_path / "history").rename(tmp_path / "away")
+        (tmp_path / "history").write_bytes(b"no directory")
+        with pytest.raises(forebay.ForebayError):
+            log.export_topic("a")
+        assert value(log.status(), Metric.EXPORT_LAG_BYTES, FSYNC) > 500
+        while not value(log.status(), Metric.EXPORT_LAG_SECONDS, FSYNC):
+            pass  # until a millisecond has passed
+        assert value(log.status(), Metric.EXPORT_LAG_SECONDS, FSYNC) < 60
+
+        (tmp_path / "history").unlink()
+        (tmp_path / "away").rename(tmp_path / "history")
+        log.export_topic("a")
+        assert value(log.status(), Metric.EXPORT_LAG_BYTES, FSYNC) == 0
+        assert value(log.status(), Metric.EXPORT_LAG_SECONDS, FSYNC) == 0
+
+
 def test_an_export_that_fails_is_counted(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "data", shared(tmp_path)) as log:
         topic = log.create_topic("a", durability="fsync")

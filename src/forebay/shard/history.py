@@ -50,6 +50,10 @@ class ExportStatus:
     """The end of catalogued history."""
     behind: Lag
     """What is sealed and not history yet."""
+    lag_bytes: int
+    """The same in bytes, with files that are full and could not be sealed."""
+    lag_since: int | None
+    """When the oldest of them was appended to last, in milliseconds since 1970; `None` if there is none."""
     objects: int
     bytes: int
     """What this process has exported."""
@@ -277,14 +281,32 @@ class ShardHistory:
     def status(self) -> ExportStatus:
         """How far it has come."""
         exporter = self._exporter
+        lag_bytes, lag_since = self._lag()
         return ExportStatus(
             exported=exporter.exported,
             behind=exporter.lag(self._wal.files),
+            lag_bytes=lag_bytes,
+            lag_since=lag_since,
             objects=exporter.objects,
             bytes=exporter.bytes,
             errors=self.errors,
             error=self.error,
         )
+
+    def _lag(self) -> tuple[int, int | None]:
+        """Bytes of full files that are not history yet, and when the oldest of them was appended to last."""
+        size, times = 0, list[int]()
+        for file in self._wal.files.all:
+            if file is self._wal.writer.active or file.end == file.start or file.end <= self.exported:
+                continue
+            if isinstance(file, SealedFile):
+                size += file.footer.segment_bytes
+                times.append(file.footer.appended_max)
+            else:
+                size += file.limit
+                times.append(file.header.created)
+        # A file without a record has no time.
+        return size, min(filter(None, times), default=None)
 
     def close(self) -> None:
         """Give back what readers held."""

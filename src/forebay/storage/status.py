@@ -81,18 +81,27 @@ def watch_shard(meter: LogMeter, shard: OwnedShard) -> None:
     meter.watch(shard, shard.counts, topic=str(spec.name), durability=shard.durability.value, engine=spec.engine.value)
 
 
-def gauges(partitions: Iterable[PartitionStatus]) -> list[Sample]:
+def gauges(partitions: Iterable[PartitionStatus], now_ms: int) -> list[Sample]:
     """What is so now, as numbers."""
     cached: Counter[tuple[str, str]] = Counter()
+    waiting: Counter[tuple[str, str]] = Counter()
+    late: dict[tuple[str, str], float] = {}
     opened = failed = 0
     for partition in partitions:
-        cached[partition.durability, partition.engine] += partition.cache_bytes
+        kind = (partition.durability, partition.engine)
+        cached[kind] += partition.cache_bytes
+        if partition.export is not None:
+            waiting[kind] += partition.export.lag_bytes
+            since = partition.export.lag_since
+            late[kind] = max(late.get(kind, 0.0), 0.0 if since is None else (now_ms - since) / 1000)
         opened += 1
         failed += partition.failure is not None
+    by_kind = ((Metric.CACHE_BYTES, cached), (Metric.EXPORT_LAG_BYTES, waiting), (Metric.EXPORT_LAG_SECONDS, late))
     return [
         *(
-            Sample(Metric.CACHE_BYTES, (("durability", durability), ("engine", engine)), size)
-            for (durability, engine), size in sorted(cached.items())
+            Sample(metric, (("durability", durability), ("engine", engine)), value)
+            for metric, values in by_kind
+            for (durability, engine), value in sorted(values.items())
         ),
         Sample(Metric.SHARDS_FAILED, (), failed),
         Sample(Metric.SHARDS_OPEN, (), opened),

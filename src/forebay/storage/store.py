@@ -359,7 +359,7 @@ class Storage:
             read_only=backend.is_read_only,
             open=found,
             workers=backend.background.status(),
-            metrics=(*backend.meter.samples(), *gauges(found)),
+            metrics=(*backend.meter.samples(), *gauges(found, self._clock.now_ms())),
         )
 
     # Ending
