@@ -32,6 +32,7 @@ def test_routes_of_a_shard_that_cannot_be_opened_say_why_until_it_can(tmp_path: 
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (500, "corrupt")
             assert "a stored ShardState is not readable" in error["message"]
+            assert "restore the metadata store from a backup" in error["message"]
         assert client.get(records, params={"partition": 0}).json()["records"][0]["value"] == "first"
         assert client.post(records, json=[{"value": "x"}], params={"partition": 0}).status_code == 200
 

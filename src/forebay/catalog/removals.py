@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.catalog.shard import SWEEP_KEYS, Piece, ShardCatalog, StoredState
+from forebay.catalog.shard import SWEEP_KEYS, Piece, ShardCatalog, StoredState, unreadable
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Corrupt
 from forebay.format.control.frames import NO_FLOOR, Floor, higher
@@ -131,7 +131,7 @@ class RecordedRemovals:
         try:
             return _Stored(*decode_vector(entry.value), entry.mod_revision)
         except Corrupt as error:
-            raise Corrupt(f"{entry.key}: {error}") from error
+            raise unreadable(entry, error) from error
 
 
 def _moved(stored: StoredState, floor: Floor, *, counted: bool) -> ShardState:

@@ -457,7 +457,12 @@ def _decoded(entry: Entry, kind: type[T]) -> tuple[T, Unknown]:
     try:
         return decode_value(entry.value, kind)
     except Corrupt as error:
-        raise Corrupt(f"{entry.key}: {error}") from error
+        raise unreadable(entry, error) from error
+
+
+def unreadable(entry: Entry, error: Corrupt) -> Corrupt:
+    """The error about a value of the catalog that cannot be read, with what to do."""
+    return Corrupt(f'{entry.key}: {error}; restore the metadata store from a backup, then run "forebay verify"')
 
 
 def _stands_for(found: SegmentDescriptor, wanted: SegmentDescriptor) -> bool:
