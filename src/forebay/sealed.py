@@ -164,7 +164,7 @@ class SealedSegment:
         try:
             source = (opened or self._opened)()
             salt_crc = self._salted(source)
-            while first < stop:
+            while first < stop and not gathered.is_full:
                 wanted = entries[first : min(stop, _frames_within(entries, first, READ_BYTES))]
                 begin, last = int(wanted["position"][0]), wanted[-1]
                 buffer = source.read_at(int(last["position"] + last["length"]) - begin, begin)
@@ -183,6 +183,8 @@ class SealedSegment:
         for base, count, position in zip(
             *(row.tolist() for row in (wanted["offset"], wanted["count"], positions)), strict=True
         ):
+            if gathered.is_full:
+                return
             if base > gathered.next:
                 gathered.add_gap(self._gap_at(gaps, gathered.next))
             gathered.known_frame(base, count, buffer, position, salt_crc)
@@ -391,12 +393,17 @@ class Gathered:
         """Whether no record is there yet."""
         return not self._batches
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the page has as many bytes as it may have: compressed frames count with what they hold."""
+        return self.left <= 0 and not self.is_empty
+
     def add(self, batch: Batch, length: int) -> None:
         """Add the records of a frame of `length` bytes, as far as they lie ahead."""
         if batch.base > self.next:
             # Between two whole frames there is no byte for these offsets: only stepping over damage leaves that.
             self.add_gap(Gap(self.next, batch.base, Reason.DAMAGED))
-        self.left -= length
+        self.left -= max(length, batch.unpacked_bytes)
         self._batches.append(batch.slice(self.next, batch.end) if batch.base < self.next else batch)
         self.next = batch.end
 

@@ -9,7 +9,9 @@ import pytest
 
 import forebay
 from forebay import Gap, Invalid, Moved, Reason
+from forebay.format.frame import batch
 from forebay.storage import Storage
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.storage.rig import WatchedDisk, quick, values, wal_of
 
@@ -163,3 +165,43 @@ def test_a_page_of_a_shard_that_was_moved_away_is_that_of_its_history(tmp_path: 
         assert (values(page.records), page.caught_up) == ([b"0"], True)
         with pytest.raises(Moved):
             topic.append(b"refused")
+
+
+def test_what_takes_long_to_decompress_is_no_work_for_an_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with forebay.open(tmp_path, quick()) as log:
+        topic = log.create_topic("t", compression="zstd")
+        topic.append(b"small" * 100)
+        topic.append(bytes(4 << 20))
+        assert topic.read_cached(0, 0, bytes_max=1000) is not None
+
+        def unpack(*_: object) -> bytes:
+            raise AssertionError("decompressed in an event loop")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(batch, "decompress", unpack)
+            # What it holds is known by what it claims.
+            assert topic.read_cached(0, 1) is None
+        assert [len(record.value or b"") for record in topic.page(0, 1).records] == [4 << 20]
+
+
+@pytest.mark.parametrize("place", ["memory", "file", "sealed"])
+def test_compressed_frames_count_in_a_page_with_what_they_hold(tmp_path: Path, place: str) -> None:
+    """A page of 1 MiB could hold a thousand small frames of 8 MiB each."""
+    with forebay.open(tmp_path, quick()) as log:
+        topic = log.create_topic("t", compression="zstd", durability="fsync")
+        for _ in range(10):
+            # So much of it does not get smaller that the frame stays as it is when its file is sealed.
+            topic.append(ManualClock(seed=1).random_bytes(40_000) + bytes(1 << 20))
+        if place == "sealed":
+            log.export_topic("t")
+        if place == "memory":
+            assert len(topic.page(0, 0, bytes_max=3 << 20).records) <= 3
+    if place != "memory":
+        with forebay.open(tmp_path, quick()) as log:
+            topic = log.topic("t")
+            found = topic.page(0, 0, bytes_max=3 << 20)
+            assert 1 <= len(found.records) <= 4
+            assert found.next == len(found.records)
+            assert len(list(topic.read())) == 10

@@ -25,7 +25,7 @@ from forebay.appends.ticket import Ticket
 from forebay.disk import SyncFailedBefore
 from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Unavailable
 from forebay.format.columns.rows import ColumnBytes, Row
-from forebay.pages import Page
+from forebay.pages import LOOP_BYTES_MAX, Page
 from forebay.records import Gap, Offsets
 from forebay.topics import Durability
 from forebay.wal.bounds import MemoryBounds
@@ -109,7 +109,15 @@ class Wal:
         self.writer = writer
         self.queue = AppendQueue(writer.next, writer.window, settings, bounds.queues)
         self.group = GroupCommit(place, self.queue, self._commit)
-        self.tail = Tail(writer.end, place.epoch, settings.cache_bytes_max, bounds.caches, live, writer.counters)
+        self.tail = Tail(
+            writer.end,
+            place.epoch,
+            settings.cache_bytes_max,
+            bounds.caches,
+            live,
+            writer.counters,
+            is_packed=writer.is_packing,
+        )
         self.state = LogState(LogPhase.OPEN)
         """Changed by `_become` alone."""
         self.counters = writer.counters
@@ -697,7 +705,8 @@ class Wal:
     def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
         """What memory has from `offset` on; an empty page at the end, `None` where `read` has to be asked.
 
-        For event loops: takes the lock of the tail cache alone, under which there is no input or output.
+        For event loops: takes the lock of the tail cache alone, under which there is no input or output. What takes
+        long to decompress is left to `read`.
         """
         tail = self.tail
         head = tail.head
@@ -705,7 +714,7 @@ class Wal:
             return None
         if offset >= head:
             return Page([], [], offset)
-        page = tail.read(offset, bytes_max)
+        page = tail.read(offset, bytes_max, unpack_max=LOOP_BYTES_MAX)
         return None if page is None else page.clipped(head)
 
     def wait(self, offset: int, timeout: float | None) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from forebay.clock import Clock
 from forebay.disk import Disk, File
 from forebay.format.files.live import LIVE_BYTES, Live, decode_live, encode_live
-from forebay.format.frame.batch import Batch, decode
+from forebay.format.frame.batch import Batch, decode, unpacked_bytes
 from forebay.format.frame.head import HEADER_SIZE, WHOLE_HEAD, FrameHead, Verdict
 from forebay.format.frame.scan import table_at
 from forebay.format.frame.small_frames import STRETCH_MIN, batches_of
@@ -64,14 +64,24 @@ class Tail:
     """What readers of a log that grows go by. Only the thread that commits changes it."""
 
     def __init__(
-        self, head: int, epoch: int, cache_bytes_max: int, budget: CacheBudget, live: LiveFile, counts: ShardCounts
+        self,
+        head: int,
+        epoch: int,
+        cache_bytes_max: int,
+        budget: CacheBudget,
+        live: LiveFile,
+        counts: ShardCounts,
+        *,
+        is_packed: bool,
     ) -> None:
+        """`is_packed` says that frames may be compressed."""
         self.head = head
         """Readers see everything below."""
         self.cache = TailCache(cache_bytes_max, budget, counts)
         self.live = live
         self.wakers: set[Callable[[], None]] = set()
         """Called after each publication, when no lock is held, by the thread that published."""
+        self._is_packed = is_packed
         self._epoch = epoch
         self._changed = RankedCondition(Rank.LEAF, "wal.published")
         """Notified when `head` has moved, or will never move again."""
@@ -100,11 +110,18 @@ class Tail:
         if active is not None:
             self.live.publish(active, self._epoch, durable, doubtful=doubtful)
 
-    def read(self, offset: int, bytes_max: int) -> Page | None:
-        """Records in memory from `offset` on, up to about `bytes_max`; `None` if they are not in memory any more."""
+    def read(self, offset: int, bytes_max: int, *, unpack_max: int | None = None) -> Page | None:
+        """Records in memory from `offset` on, up to about `bytes_max`; `None` if they are not in memory any more.
+
+        With `unpack_max` also `None` where more bytes would have to be decompressed for it.
+        """
         frames = self.cache.frames_from(offset, bytes_max)
         if not frames:
             return None
+        if self._is_packed:
+            frames, unpacked = _fitting(frames, bytes_max)
+            if unpack_max is not None and unpacked > unpack_max:
+                return None
         self.cache.note_read()
         batches = batches_in(frames)
         if batches[0].base < offset:
@@ -138,6 +155,21 @@ class Tail:
         self._is_ended = True
         self.wake()
         self.cache.clear()
+
+
+def _fitting(frames: list[CachedFrame], bytes_max: int) -> tuple[list[CachedFrame], int]:
+    """The first of these frames, at least one, that have no more than `bytes_max` once they are decompressed.
+
+    And how many bytes are decompressed for them. By what the frames claim: a small one may hold a thousand times more.
+    """
+    size = unpacked = 0
+    for number, frame in enumerate(frames):
+        claimed = unpacked_bytes(frame.data)
+        size += len(frame.data) if claimed is None else claimed
+        if number and size > bytes_max:
+            return frames[:number], unpacked
+        unpacked += claimed or 0
+    return frames, unpacked
 
 
 def batches_in(frames: Sequence[CachedFrame]) -> list[Batch]:

@@ -192,6 +192,11 @@ class Writer:
         self._reopened_clean = False  # the file ends in a clean mark, which must not outlive what is written behind it
         self._identity: str | None = None
 
+    @property
+    def is_packing(self) -> bool:
+        """Whether it writes compressed frames, where that makes them smaller."""
+        return self._zstd_level is not None
+
     def write(self, frames: Sequence[PendingFrame]) -> list[CachedFrame]:
         """Append the frames. On return their bytes are with the operating system; nothing is published yet."""
         if frames[0].base != (self.end if self._gap is None else self._gap.stop):

@@ -24,7 +24,17 @@ from forebay.format.columns.rows import PADDING, ColumnBytes, Columns, Row, enco
 from forebay.format.columns.sizes import record_sizes
 from forebay.format.columns.times import Appended, times_at
 from forebay.format.frame.encoding import close_frame, encode_frame, encode_runs, join_frame
-from forebay.format.frame.head import BODY_HEAD, FORMAT_VERSION, HEAD_SIZE, Codec, FrameHead, Kind, payload_start
+from forebay.format.frame.head import (
+    BODY_HEAD,
+    FORMAT_VERSION,
+    HEAD_SIZE,
+    HEADER_SIZE,
+    WHOLE_HEAD,
+    Codec,
+    FrameHead,
+    Kind,
+    payload_start,
+)
 from forebay.records import OFFSET_MAX, Bytes, Headers, Record, Run
 
 if TYPE_CHECKING:
@@ -61,6 +71,11 @@ class Batch:
     def end(self) -> int:
         """The offset after the last record."""
         return self.base + self.count
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """What the columns of its frame take in memory, decompressed. Those of a slice are still there as a whole."""
+        return self._layout.stop - self._layout.start
 
     def __repr__(self) -> str:
         return f"Batch([{self.base}, {self.end}), epoch {self.epoch})"
@@ -175,6 +190,19 @@ def decode(buffer: Bytes, position: int, head: FrameHead) -> Batch:
         raw = decompress(buffer, start, stop)
         found = find(raw, 0, len(raw), columns, count)
     return Batch(base, count, epoch, appended_at, found)
+
+
+def unpacked_bytes(frame: Bytes) -> int | None:
+    """How many bytes the columns of a compressed data frame have, as it claims; `None` if it is not compressed.
+
+    Nothing is decompressed for it.
+    """
+    base, length, _, _, *rest = WHOLE_HEAD.unpack_from(frame)
+    head = FrameHead(base, length + HEADER_SIZE, *rest)
+    if head.codec == _NONE:
+        return None
+    claimed: int = _SIZES.unpack_from(frame, payload_start(0, head))[0]
+    return claimed
 
 
 def batch_of(columns: ColumnBytes, *, base: int, epoch: int, appended_at: int) -> Batch:
