@@ -139,6 +139,8 @@ class SubscriptionDriver:
     def attach(self, name: str, unacked_max: int) -> int:
         """Attach a consumer to all partitions or to none; its number. Acquires the shards that are not owned yet."""
         with self._attaching:
+            # A handle may outlive its subscription, and another process may have paused it.
+            self.dispatch.adopt(self._store.current(self.spec))
             number = self.dispatch.attach(name, unacked_max)
             try:
                 self._serve()
@@ -398,16 +400,13 @@ class SubscriptionDriver:
 
     def pause(self, *, paused: bool) -> None:
         """See `Subscription.pause` and `resume`."""
-        self.dispatch.adopt(
-            self._store.change(
-                self.name, self.spec.topic_id, lambda spec: msgspec.structs.replace(spec, is_paused=paused)
-            )
-        )
+        self.dispatch.adopt(self._store.change(self.spec, lambda spec: msgspec.structs.replace(spec, is_paused=paused)))
 
     def seek(self, position: Start, partition: int | None) -> dict[int, int]:
         """See `Subscription.seek`."""
         with self._attaching:
             self._check_idle("seek")
+            self._store.current(self.spec)
             found = {}
             for number, offset in self.topic.starts(position, partition).items():
                 # Only the owner moves a subscription: one before it that is not aware of its end cannot undo this.
@@ -421,9 +420,7 @@ class SubscriptionDriver:
         """See `Subscription.delete`."""
         with self._attaching:
             self._check_idle("delete it")
-            spec = self._store.change(
-                self.name, self.spec.topic_id, lambda spec: msgspec.structs.replace(spec, is_ending=True)
-            )
+            spec = self._store.change(self.spec, lambda spec: msgspec.structs.replace(spec, is_ending=True))
             self._subscriptions.end(spec, self.topic.partitions)
 
     def _check_idle(self, what: str) -> None:

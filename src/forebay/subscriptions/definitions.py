@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, UnknownTopic
+from forebay.errors import Conflict, Corrupt, UnknownTopic, UnsupportedFormat
 from forebay.format.metadata.keys import progress_key, subscription_key, subscriptions_prefix, topic_key
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.metadata import Delete, Entry, MetadataStore, Put, RevisionIs
 from forebay.progress import Progress, ReaderName
 from forebay.topics import SubscriptionSpec, TopicSpec
+
+logger = logging.getLogger(__name__)
 
 CURSORS_MAX: Final = 90
 """Cursors made in one transaction; each is compared too."""
@@ -57,27 +60,30 @@ class SubscriptionStore:
                 return found
         return wanted
 
+    def current(self, spec: SubscriptionSpec) -> SubscriptionSpec:
+        """The definition as it is now. `Conflict` if the subscription was deleted, also if there is another by now."""
+        return _current(spec, self._stored(self._key(_name(spec)))).spec
+
     def change(
-        self, name: ReaderName, topic_id: str, changed: Callable[[SubscriptionSpec], SubscriptionSpec]
+        self, spec: SubscriptionSpec, changed: Callable[[SubscriptionSpec], SubscriptionSpec]
     ) -> SubscriptionSpec:
         """Change a definition; as it is on return. `Conflict` if the subscription was deleted."""
-        key = self._key(name)
+        key = self._key(_name(spec))
 
-        def change(stored: _Stored | None) -> Write[SubscriptionSpec] | Done[SubscriptionSpec]:
-            if stored is None or stored.spec.topic_id != topic_id:
-                raise _deleted(name)
-            spec = changed(stored.spec)
-            if spec == stored.spec:
-                return Done(spec)
-            put = Put(key, encode_value(spec, unknown=stored.unknown))
-            return Write([RevisionIs(key, stored.revision)], [put], spec)
+        def change(found: _Stored | None) -> Write[SubscriptionSpec] | Done[SubscriptionSpec]:
+            stored = _current(spec, found)
+            wanted = changed(stored.spec)
+            if wanted == stored.spec:
+                return Done(wanted)
+            put = Put(key, encode_value(wanted, unknown=stored.unknown))
+            return Write([RevisionIs(key, stored.revision)], [put], wanted)
 
-        what = f"the subscription {name.reader} of {name.namespace}/{name.topic} is not changed"
+        what = f"the subscription {spec.name} of {spec.namespace}/{spec.topic} is not changed"
         return transact(self._metadata, lambda: self._stored(key), change, what=what, clock=self._clock)
 
     def remove(self, spec: SubscriptionSpec) -> None:
         """Remove the definition of exactly this subscription, if it is still there."""
-        key = self._key(ReaderName(spec.namespace, spec.topic, spec.name))
+        key = self._key(_name(spec))
 
         def change(stored: _Stored | None) -> Write[None] | Done[None]:
             if stored is None or stored.spec.subscription_id != spec.subscription_id:
@@ -88,10 +94,17 @@ class SubscriptionStore:
         transact(self._metadata, lambda: self._stored(key), change, what=what, clock=self._clock)
 
     def forget_topic(self, topic: TopicSpec) -> None:
-        """Remove every subscription of a topic that was deleted; those of a later one of its name stay."""
+        """Remove every subscription of a topic that was deleted; those of a later one of its name stay.
+
+        So does one that cannot be read, which is logged.
+        """
         prefix = subscriptions_prefix(topic.namespace, topic.topic, prefix=self._prefix)
         for entry in self._metadata.range(prefix):
-            spec = decode_value(entry.value, SubscriptionSpec)[0]
+            try:
+                spec = decode_value(entry.value, SubscriptionSpec)[0]
+            except (Corrupt, UnsupportedFormat) as error:
+                logger.warning("the subscription at %s stays, though its topic is deleted: %s", entry.key, error)
+                continue
             if spec.topic_id == topic.topic_id:
                 self.remove(spec)
 
@@ -99,7 +112,7 @@ class SubscriptionStore:
         self, wanted: SubscriptionSpec, cursors: Mapping[int, Progress], *, is_last: bool
     ) -> SubscriptionSpec | None:
         """Write cursors, and with the last of them the definition; another definition that is there already."""
-        name = ReaderName(wanted.namespace, wanted.topic, wanted.name)
+        name = _name(wanted)
         key, topic = self._key(name), topic_key(wanted.namespace, wanted.topic, prefix=self._prefix)
         keys = {
             progress_key(name.namespace, name.topic, name.reader, partition, prefix=self._prefix): progress
@@ -147,8 +160,15 @@ def _is_of(entry: Entry | None, wanted: SubscriptionSpec) -> bool:
     return entry is not None and decode_value(entry.value, Progress)[0].incarnation == wanted.topic_id
 
 
-def _deleted(name: ReaderName) -> Conflict:
-    return Conflict(
-        f"the subscription {name.reader} of {name.namespace}/{name.topic} was deleted: subscribe again",
-        topic=f"{name.namespace}/{name.topic}",
-    )
+def _name(spec: SubscriptionSpec) -> ReaderName:
+    return ReaderName(spec.namespace, spec.topic, spec.name)
+
+
+def _current(spec: SubscriptionSpec, stored: _Stored | None) -> _Stored:
+    """What is stored, if it is this very subscription; one that is ending may still be ended."""
+    if stored is None or stored.spec.subscription_id != spec.subscription_id:
+        raise Conflict(
+            f"the subscription {spec.name} of {spec.namespace}/{spec.topic} was deleted: subscribe again",
+            topic=f"{spec.namespace}/{spec.topic}",
+        )
+    return stored

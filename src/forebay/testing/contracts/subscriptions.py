@@ -106,6 +106,15 @@ class SubscriptionContract:
         subscription.delete()
 
         assert topic.subscriptions() == []
+        calls: list[Callable[[], object]] = [
+            lambda: subscription.consumer().take(),
+            lambda: subscription.seek(EARLIEST),
+            subscription.pause,
+            subscription.delete,
+        ]
+        for call in calls:
+            with pytest.raises(Conflict, match="subscribe again"):
+                call()
         with topic.subscribe("billing", start=EARLIEST, mode="shared").consumer() as consumer:
             assert [one.attempt for one in consumer.take()] == [1, 1, 1]
 
@@ -395,4 +404,10 @@ class LastingSubscriptionContract(SubscriptionContract):
             subscription = topic_of(log).subscribe("billing", deliveries_max=5)
             assert (subscription.lag()[0].cursor, subscription.lag()[0].lag) == (1, 3)
             with subscription.consumer() as consumer:
-                assert [(one.record.offset, one.attempt) for one in consumer.take()] == [(1, 2), (3, 3), (5, 2)]
+                taken = consumer.take()
+                assert [(one.record.offset, one.attempt) for one in taken] == [(1, 2), (3, 3), (5, 2)]
+                consumer.ack(taken[1])
+
+        # The cursor has not moved: what is done above it is stored all the same.
+        with home.open() as log, topic_of(log).subscribe("billing").consumer() as consumer:
+            assert [(one.record.offset, one.attempt) for one in consumer.take()] == [(1, 3), (5, 3)]
