@@ -8,7 +8,7 @@ import pytest
 
 import forebay
 from forebay import Closed, Invalid, Moved, UnknownTopic, Unsupported
-from forebay.inspection import Action
+from forebay.inspection import Action, Severity
 from tests.cli.house import TOPIC, House
 from tests.cli.rig import filled, flip, snapshot
 from tests.cli.test_salvage import _killed_owner
@@ -61,12 +61,32 @@ def test_damage_that_was_accepted_is_named_with_no_repair_that_could_not_help(tm
 
     report = forebay.verify(tmp_path / "log", settings)
 
-    assert repr(report).startswith("Report(is_clean=False, findings=2, shards=1, ")
+    assert repr(report).startswith("Report(is_clean=True, findings=2, shards=1, ")
+    assert {finding.severity for finding in report.findings} == {Severity.NOTE}
     assert [finding.offsets for finding in report.findings] == [(10, 20), (10, 20)]
     steps = [finding.next_step for finding in report.findings]
     assert not any("forebay repair" in step or "backup of the store" in step for step in steps)
     assert all("readers get this range reported as damaged" in step for step in steps)
-    assert [step.action for step in forebay.repair(tmp_path / "log", settings)] == [Action.CANNOT]
+    assert forebay.repair(tmp_path / "log", settings) == []
+
+
+def test_damage_beside_what_was_accepted_is_an_error_as_ever(tmp_path: Path) -> None:
+    settings = {"storage": {"mode": "shared_fs"}, "store": {"root": str(tmp_path / "history")}}
+    with forebay.open(tmp_path / "log", {**settings, "export": {"at_close_seconds_max": 0}}) as log:
+        topic = log.create_topic(TOPIC)
+        for _ in range(4):
+            topic.append_many([b"v" * 1000] * 10)
+    damaged = next((tmp_path / "log").rglob("*.seg"))
+    flip(damaged, 15_000)
+    with forebay.open(tmp_path / "log", settings) as log:
+        log.export_topic(TOPIC, accept_damage=True)
+    flip(damaged, 35_000)
+
+    report = forebay.verify(tmp_path / "log", settings)
+
+    assert not report.is_clean
+    errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    assert [finding.offsets for finding in errors] == [(30, 40)]
 
 
 @pytest.mark.parametrize("call", [forebay.verify, forebay.repair])

@@ -19,7 +19,7 @@ class Severity(enum.StrEnum):
     WARNING = "warning"
     """Something to look at; no record is affected."""
     NOTE = "note"
-    """Normal after a crash or in the middle of work."""
+    """Normal after a crash or in the middle of work, or accepted by the operator before."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,7 +22,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import READABLE
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA
-from forebay.inspection.segments import REPAIR, damaged_places, log_file, without_lookups
+from forebay.inspection.segments import REPAIR, SEALED_SO, damaged_places, log_file, without_lookups
 from forebay.inspection.stores import Stores
 from forebay.records import Reason
 from forebay.wal.sealing import index_of
@@ -268,7 +268,7 @@ class ObjectExam:
         for gap in gaps:
             if gap.reason is Reason.DAMAGED:
                 offsets = (gap.start + shift, gap.stop + shift)
-                self._add(copy, "was damaged already when it was sealed", EXPORTED_SO, offsets=offsets)
+                self._add(copy, SEALED_SO, EXPORTED_SO, offsets=offsets, severity=Severity.NOTE)
         return True
 
     def _index(self, copy: ObjectCopy, stat: Stat | None, where: str) -> None:
@@ -293,9 +293,10 @@ class ObjectExam:
         where: str = "",
         byte: int | None = None,
         offsets: tuple[int, int] | None = None,
+        severity: Severity = Severity.ERROR,
     ) -> None:
         self._report.add(
-            Severity.ERROR,
+            severity,
             what,
             step,
             shard=self._shard,

@@ -28,6 +28,8 @@ from forebay.wal.walk import Unreadable
 
 RESTORE = "restore the file from a backup; readers get this range reported as damaged"
 REPAIR = 'run "forebay repair"'
+SEALED_SO = "was damaged already when it was sealed, and the operator went on without it"
+"""No file is sealed with damage else, unless nothing that can be read is lost by it: see `Upkeep.seal_rotated`."""
 UNDONE = "restore the file from a backup, or delete again what should not be there"
 
 
@@ -119,7 +121,9 @@ class SegmentExam:
         log = log_file(file, header, end=footer.end, limit=min(size, footer.segment_bytes))
         known = [gap for gap in index.gaps if gap.reason is Reason.DAMAGED]
         for gap in known:
-            self._error("was damaged already when it was sealed", RESTORE, offsets=(gap.start, gap.stop))
+            self._report.add(
+                Severity.NOTE, SEALED_SO, RESTORE, shard=self._shard, file=self._path, offsets=(gap.start, gap.stop)
+            )
         if size < footer.segment_bytes:
             self._error(f"ends at byte {size}, {footer.segment_bytes - size} bytes too early", RESTORE, byte=size)
             examined.damage.append(Gap(footer.end, footer.end, Reason.DAMAGED))
@@ -137,22 +141,24 @@ class SegmentExam:
         self._report.frames += footer.frames
         self._report.records += footer.records
         examined.content_hash, examined.bytes = footer.content_hash.hex(), footer.segment_bytes
+        is_cut = bool(examined.damage)
         examined.damage += known
         if index.content in (content, without_lookups(content)):
             return
         stored = index.footer
         exchanged = (footer.segment_crc, footer.content_hash) != (stored.segment_crc, stored.content_hash)
-        if exchanged:
-            examined.damage += self._places(log, known, severity=Severity.ERROR)
-        if examined.damage:
+        damaged = self._places(log, known, severity=Severity.ERROR) if exchanged else []
+        examined.damage += damaged
+        if is_cut or any(gap not in known for gap in damaged):
             return
         what = "its index does not fit its frames"
         if exchanged:
             what = (
-                f"all frames are whole, but the file is not the one that was sealed (crc {footer.segment_crc:08x}, "
-                f"sealed with {stored.segment_crc:08x})"
+                f"all {'other ' if known else ''}frames are whole, but the file is not the one that was sealed "
+                f"(crc {footer.segment_crc:08x}, sealed with {stored.segment_crc:08x})"
             )
-        self._error(what + _first_difference(index.entries, content), REPAIR)
+        # Of a file with damage the index is the witness of what it held: it is not made again.
+        self._error(what + _first_difference(index.entries, content), RESTORE if known else REPAIR)
 
     def log(self, file: File, header: SegmentHeader, *, size: int, proof: int, published: bool) -> Examined:
         """A file without an index. With `published` its owner says that all of it is whole."""
