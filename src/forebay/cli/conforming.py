@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.brokers import TOKEN_VARIABLE
 from forebay.cli.commands import command
 from forebay.cli.failures import PROBLEM
 from forebay.cli.invocation import Invocation
@@ -40,6 +39,7 @@ def conformance(
     try:
         import httpx
 
+        from forebay.cli.brokers import TOKEN_VARIABLE
         from forebay.testing.conformance import run_checks
     except ImportError as error:
         raise Unsupported(f'this needs packages that are not here ({error.name}): pip install "forebay[client]"') from (
