@@ -6,7 +6,7 @@ READY_BENCH := .venv/.ready-bench
 READY_SERVERS := .venv/.ready-servers
 SOURCES := $(wildcard src tests tools demo bench examples)
 
-.PHONY: help setup demo serve docs test check soak bench fmt clean
+.PHONY: help setup demo serve docs test check pythons soak bench fmt clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test: $(READY_SERVERS) ## every check there is: lint, format, types, import cont
 
 check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that are neither slow nor Spark
 	@tools/run_tests.sh quick
+
+pythons: $(READY_SERVERS) ## the quick tests with Python 3.12 and 3.13, as far as they are on this machine
+	@tools/other_pythons.sh
 
 soak: $(READY_SERVERS) ## the randomised tests again, for long
 	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --dist loadgroup

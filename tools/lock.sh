@@ -15,8 +15,7 @@ compile() {
 
 # The build tools come first and apart: sdists in the other locks are built with them, without build isolation.
 compile requirements-build.lock tools/build.in
-compile requirements.lock --extra broker --extra client --extra dev --extra docs --extra etcd --extra object-store --extra rocksdb --extra spark \
-    pyproject.toml tools/build.in
+compile requirements.lock --extra all --extra dev --extra docs --extra testing pyproject.toml tools/build.in
 compile requirements-bench.lock --extra bench --constraint requirements.lock pyproject.toml
 # Servers that tests start have an environment of their own: what they need need not agree with what we need.
 compile requirements-servers.lock tools/servers.in

@@ -203,7 +203,7 @@ def _prints(version: str) -> str:
 
 
 def test_the_java_that_spark_takes_is_named_with_its_version(machine: _Machine) -> None:
-    """A Java on the PATH goes before the one that forebay[spark] brings."""
+    """A Java on the PATH goes before the one that forebay[java] brings."""
     seventeen, later = machine.home("seventeen", _prints("17.0.1")), machine.home("later", _prints("21.0.8"))
     machine.has(on_path=seventeen, bundled=later)
 

@@ -55,7 +55,7 @@ def test_without_a_java_the_message_says_what_was_tried_and_what_to_do() -> None
     message = str(caught.value)
     assert "Spark needs Java 17 or newer" in message
     assert "JAVA_HOME (/nowhere): no Java that runs; here (/eight): Java 8, too old" in message
-    assert 'set JAVA_HOME, or pip install "forebay[spark]"' in message
+    assert 'set JAVA_HOME, or pip install "forebay[java]"' in message
 
 
 def test_java_home_goes_before_the_path(tmp_path: Path) -> None:

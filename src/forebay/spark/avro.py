@@ -11,13 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from forebay.errors import Unsupported
+
 
 class AvroValues:
     """Decodes the values of one schema. `kind` is the struct that its records become."""
 
     def __init__(self, schema: Mapping[str, Any], kind: pa.StructType) -> None:
-        import fastavro
-
+        try:
+            import fastavro
+        except ImportError as error:
+            raise Unsupported(f'Avro values need fastavro ({error}): pip install "forebay[lake]"') from error
         self._schema = fastavro.parse_schema(dict(schema))
         self._kind = kind
 

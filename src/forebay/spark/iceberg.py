@@ -99,7 +99,7 @@ def _loaded(properties: dict[str, str]) -> Catalog:
     try:
         from pyiceberg.catalog import load_catalog
     except ImportError as error:
-        raise Unsupported(f'open tables need PyIceberg ({error}): pip install "forebay[spark]"') from error
+        raise Unsupported(f'open tables need PyIceberg ({error}): pip install "forebay[lake]"') from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -60,7 +60,7 @@ def choose(candidates: Iterator[Candidate], version_of: Callable[[Path], int | N
         tried.append(f"{source} ({home}): {flaw}")
     raise Unavailable(
         f"Spark needs Java {VERSION_MIN} or newer, and none was found ({'; '.join(tried) or 'no place to look'}): "
-        'install one and set JAVA_HOME, or pip install "forebay[spark]", which brings one'
+        'install one and set JAVA_HOME, or pip install "forebay[java]", which brings one'
     )
 
 

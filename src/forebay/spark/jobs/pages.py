@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from forebay.errors import Unsupported
 from forebay.spark.jobs.reports import Part
 from forebay.spark.jobs.tallies import LATE_SECONDS, Tally, merged
 
@@ -54,6 +55,16 @@ class ReportPage(NamedTuple):
     topics: tuple[TopicPage, ...]
     parts: tuple[Part, ...]
     made_at: int
+
+
+def require_plots() -> None:
+    """Raise `Unsupported` where there is no Matplotlib: a job calls it before it counts for hours."""
+    try:
+        import matplotlib  # noqa: F401 - tried
+    except ImportError as error:
+        raise Unsupported(
+            f'a page with plots needs Matplotlib ({error}): pip install "forebay[plot]", or leave the page out'
+        ) from error
 
 
 def page_of(page: ReportPage) -> str:

@@ -20,7 +20,7 @@ from forebay.disk import SystemDisk, replace_file
 from forebay.inspection.findings import Finding, Severity
 from forebay.spark.jobs.frames import frame_of, look_at
 from forebay.spark.jobs.notes import Results
-from forebay.spark.jobs.pages import KeyCounts, ReportPage, TopicPage, page_of
+from forebay.spark.jobs.pages import KeyCounts, ReportPage, TopicPage, page_of, require_plots
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, summed
 from forebay.spark.jobs.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.jobs.units import said, spread
@@ -84,6 +84,8 @@ def run(
     """
     clock = SystemClock()
     begun = clock.monotonic()
+    if html is not None:
+        require_plots()
     with opened(location) as found:
         names = [str(spec.name) for spec in found.topics(topics)]
     known = Results(resume, Tally, read_only=dry_run)

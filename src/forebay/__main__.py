@@ -1,0 +1,7 @@
+"""`python -m forebay` is `forebay`."""
+
+import sys
+
+from forebay.cli import main
+
+sys.exit(main())

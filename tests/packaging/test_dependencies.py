@@ -1,0 +1,128 @@
+"""Every import is declared, and each extra alone brings what it promises."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Final
+
+import pyarrow as pa
+import pytest
+
+import forebay
+from forebay.errors import Unsupported
+from forebay.spark.avro import AvroValues
+from forebay.spark.jobs.pages import require_plots
+from tests.packaging.declared import (
+    EXTRAS,
+    NOT_FOR_USERS,
+    OURS,
+    PROJECT,
+    ROOT,
+    closure,
+    distributions,
+    imports,
+    required,
+)
+
+_PROMISING: Final = sorted(EXTRAS.keys() - NOT_FOR_USERS - {"all"})
+_NEEDED_UNSEEN: Final = {"pandas"}
+"""What is declared and not imported: Spark itself asks for pandas where rows come as Arrow."""
+_CORE: Final = ["forebay.aio", "forebay.cli.app", "forebay.inspection.calls", "forebay.live", "forebay.service"]
+_BLOCKED: Final = """\
+import importlib, importlib.abc, json, sys
+
+blocked, modules = json.loads(sys.stdin.read())
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+for name in modules:
+    importlib.import_module(name)
+"""
+
+
+def test_every_import_is_declared() -> None:
+    declared = required() | {name for extra in _PROMISING for name in required(extra)}
+    undeclared = {
+        f"{module} imports {name}"
+        for module, names in imports().items()
+        for name in names
+        if not distributions().get(name, set()) & declared
+    }
+
+    assert undeclared == set()
+
+
+def test_what_is_declared_is_imported() -> None:
+    used = {found for names in imports().values() for name in names for found in distributions().get(name, ())}
+    declared = required() | {name for extra in _PROMISING for name in required(extra)}
+
+    assert declared - used == _NEEDED_UNSEEN
+
+
+def test_all_has_every_extra_but_those_for_tests() -> None:
+    assert required("all") == {name for extra in _PROMISING if extra != "testing" for name in required(extra)}
+
+
+def test_the_page_of_versions_lists_every_extra() -> None:
+    page = (ROOT / "docs" / "versions.md").read_text().partition("## What to install\n")[2].partition("\n## ")[0]
+
+    assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == sorted(EXTRAS.keys() - NOT_FOR_USERS)
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" not in PROJECT and PROJECT["dynamic"] == ["version"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+\w*", forebay.__version__)
+
+
+@pytest.mark.slow
+def test_the_core_needs_no_extra() -> None:
+    """The embedded log, its asyncio twin and the command line."""
+    public = [name for name in forebay.__all__ if not name.startswith("_")]
+    ask = f"import forebay; [getattr(forebay, name) for name in {public!r}]; forebay.open(':memory:').close()"
+
+    _import_alone(None, _CORE, ask)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", _PROMISING)
+def test_an_extra_alone_imports_what_it_promises(extra: str) -> None:
+    """Every module that imports a distribution of the extra, and nothing that the extra and the core do not bring."""
+    brought = {module for module, names in distributions().items() if names & required(extra)}
+    own = {module for module, names in distributions().items() if names & (required(extra) - required())}
+    modules = [name for name, names in imports().items() if names & own and names <= brought]
+
+    assert modules
+    foreign = {name for module in modules for name in imports()[module]}
+    _import_alone(extra, [*modules, *sorted(foreign)])
+
+
+def _import_alone(extra: str | None, modules: list[str], code: str = "") -> None:
+    """Import modules in a process that has nothing but what the package with an extra brings."""
+    installed = closure(extra)
+    blocked = [module for module, names in distributions().items() if not names & installed and module not in OURS]
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{_BLOCKED}\n{code}"],
+        input=json.dumps([blocked, [name for name in modules if not name.endswith("__main__")]]),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    with pytest.raises(Unsupported, match=r'"forebay\[lake\]"'):
+        AvroValues({"type": "record", "name": "order", "fields": []}, pa.struct([]))
+    with pytest.raises(Unsupported, match=r'"forebay\[plot\]"'):
+        require_plots()
