@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +164,89 @@ def test_a_log_is_closed_in_order_although_a_stream_of_it_is_not(
             assert list(following) == []
         with pytest.raises(forebay.Closed):
             next(following)
+        following.close()
 
     assert not [record for record in caplog.records if record.name == "asyncio"]
     assert "forebay-client" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_forked_child_is_refused_and_leaves_the_parent_s_connections_alone(tmp_path: Path) -> None:
+    with running_broker(tmp_path) as broker, forebay.connect(broker.url) as log:
+        topic = log.create_topic("shop/orders")
+        following, producer = topic.follow(), topic.producer()
+        waiting = topic.append_nowait(b"a")
+        assert waiting.result(60) == 0
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            # Whatever happens here, pytest must not go on in the child.
+            try:
+                os.write(writing, "\n".join(_refusals(log, topic, following, producer)).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            found = said.read().splitlines()
+        os.waitpid(child, 0)
+
+        assert len(found) == 4
+        assert all("opened before a fork: open it in the child" in line for line in found)
+        assert topic.append(b"b") == 1
+        assert [next(following).value for _ in range(2)] == [b"a", b"b"]
+        producer.close()
+
+
+def _refusals(log: Any, topic: Any, following: Any, producer: Any) -> list[str]:
+    """What a forked child is told by each handle; to close them is harmless there."""
+    found = []
+    calls: list[Callable[[], object]] = [
+        lambda: topic.append(b"child"),
+        lambda: next(following),
+        lambda: producer.append_nowait(b"child"),
+        log.topics,
+    ]
+    for call in calls:
+        try:
+            call()
+        except forebay.Closed as error:
+            found.append(str(error))
+    following.close()
+    producer.close()
+    log.close()
+    return found
+
+
+@pytest.mark.parametrize("what", ["append", "flush", "follow", "close"])
+def test_an_interrupt_ends_the_call_and_loses_nothing_that_was_acknowledged(tmp_path: Path, what: str) -> None:
+    with running_broker(tmp_path) as broker, cutting_proxy(broker.url) as proxy:
+        log = forebay.connect(proxy.url)
+        topic = log.create_topic("shop/orders", durability="fsync")
+        assert topic.append(b"kept") == 0
+        following = topic.follow()
+        producer = topic.producer(linger_ms=0)
+        # From here on no answer comes.
+        proxy.cut_every_answer(0 if what != "follow" else None)
+        if what in ("flush", "close"):
+            producer.append_nowait(b"queued")
+        calls: dict[str, Callable[[], object]] = {
+            "append": lambda: topic.append(b"in doubt"),
+            "flush": producer.flush,
+            "follow": lambda: next(following),
+            "close": log.close,
+        }
+        timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            calls[what]()
+        timer.join()
+        proxy.cut_every_answer(None)
+        if what != "close":
+            # The log is of use still.
+            assert topic.append(b"after") >= 1
+        log.close()
+        assert "forebay-client" not in {thread.name for thread in threading.enumerate()}
+    with forebay.open(tmp_path) as kept:
+        values = [record.value for record in kept.topic("shop/orders").read()]
+        assert values[0] == b"kept"
+        assert values.count(b"in doubt") <= 1
+        assert values.count(b"queued") <= 1

@@ -9,7 +9,7 @@ import pytest
 
 import forebay
 from forebay import aio
-from forebay.client import producers
+from forebay.client.producers import HELD_BYTES
 from tests.support.brokers import RunningBroker, running_broker
 from tests.support.proxies import cutting_proxy
 
@@ -77,13 +77,11 @@ def test_a_log_that_is_closed_has_sent_what_was_queued(broker: RunningBroker) ->
     assert sorted(ack.result(0) for ack in acks) == [0, 1]
 
 
-def test_a_producer_that_holds_too_much_waits(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producers, "QUEUED_BYTES_MAX", 1_000)
-
+def test_a_producer_that_holds_too_much_waits(broker: RunningBroker) -> None:
     async def produce() -> None:
         async with aio.connect(broker.url) as log:
             topic = await log.create_topic("shop/waits")
-            producer = topic.producer(linger_ms=LONG_MS)
+            producer = topic.producer(linger_ms=LONG_MS, in_flight_bytes=1_000)
             first = await producer.append_nowait(bytes(1_000))
             waiting = asyncio.ensure_future(producer.append_nowait(b"next"))
             done, _ = await asyncio.wait((waiting,), timeout=0.01)
@@ -116,9 +114,30 @@ def test_batches_over_cut_connections_are_there_once_and_in_order(broker: Runnin
             assert found == sorted(found)
 
 
-@pytest.mark.parametrize("wrong", [{"batch_records": 0}, {"batch_bytes": 0}, {"in_flight": 0}, {"linger_ms": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"batch_records": 0}, {"batch_bytes": 0}, {"in_flight": 0}, {"in_flight_bytes": 0}, {"linger_ms": -1}]
+)
 def test_limits_that_are_none_are_refused(broker: RunningBroker, wrong: dict[str, int]) -> None:
     with forebay.connect(broker.url) as log:
         topic = log.create_topic("shop/limits", exist_ok=True)
         with pytest.raises(forebay.Invalid):
             topic.producer(**wrong)
+
+
+def test_records_without_a_value_count_with_what_they_take_in_memory(broker: RunningBroker) -> None:
+    """Half a million of them counted as 32 MiB, and took some gigabytes."""
+
+    async def produce() -> None:
+        async with aio.connect(broker.url) as log:
+            topic = await log.create_topic("shop/empty")
+            producer = topic.producer(linger_ms=LONG_MS, in_flight_bytes=10 * HELD_BYTES)
+            acks = [await producer.append_nowait(None) for _ in range(10)]
+            waiting = asyncio.ensure_future(producer.append_nowait(None))
+            done, _ = await asyncio.wait((waiting,), timeout=0.01)
+            assert not done
+            await producer.flush()
+            acks.append(await waiting)
+            await producer.close()
+            assert [await ack for ack in acks] == list(range(11))
+
+    asyncio.run(produce())

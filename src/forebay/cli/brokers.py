@@ -54,7 +54,7 @@ class BrokerCalls:
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         token = os.environ.get(TOKEN_VARIABLE) or None
         self._transport = HttpTransport(url, token=token, verify=_authority(), timeout_s=timeout_s, clock=SystemClock())
-        self._loop = LoopThread("forebay-calls")
+        self._loop = LoopThread("forebay-calls", self._transport.close)
 
     def ask(self, call: HttpCall, kind: type[T]) -> T:
         """What the broker answers; raises the error that it answers with."""
@@ -62,11 +62,7 @@ class BrokerCalls:
 
     def close(self) -> None:
         """Close the connections. Harmless when repeated."""
-        if not self._loop.is_ended:
-            try:
-                self._loop.call(self._transport.close)
-            finally:
-                self._loop.end()
+        self._loop.end()
 
     def __enter__(self) -> Self:
         return self

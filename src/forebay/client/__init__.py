@@ -70,7 +70,7 @@ def connect(
 ) -> RemoteLog:
     """The log of the broker at `url`; see `forebay.connect`."""
     log = connect_async(url, token=token, verify=verify, timeout_s=timeout_s)
-    return RemoteLog(log, LoopThread("forebay-client"))
+    return RemoteLog(log, LoopThread("forebay-client", log.disconnect))
 
 
 def connect_async(

@@ -25,7 +25,14 @@ from forebay.arguments import (
 )
 from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck, arrow_records, many_records, one_record
 from forebay.client.loads import AsyncRemoteLoads
-from forebay.client.producers import BATCH_BYTES, BATCH_RECORDS, IN_FLIGHT, LINGER_MS, AsyncRemoteProducer
+from forebay.client.producers import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    IN_FLIGHT,
+    IN_FLIGHT_BYTES,
+    LINGER_MS,
+    AsyncRemoteProducer,
+)
 from forebay.client.streams import AsyncRemoteStream, BoundedSource, FollowingSource, LookupSource
 from forebay.client.topics import TopicCalls, decoded, position_text, spec_of, topic_path
 from forebay.client.transport import HttpCall, HttpTransport
@@ -520,10 +527,15 @@ class AsyncRemoteTopic:
         batch_records: int = BATCH_RECORDS,
         batch_bytes: int = BATCH_BYTES,
         in_flight: int = IN_FLIGHT,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
     ) -> AsyncRemoteProducer:
         """Sends many single records in batches. Close it, or use it in an `async with` statement."""
         return self._topic.producer(
-            linger_ms=linger_ms, batch_records=batch_records, batch_bytes=batch_bytes, in_flight=in_flight
+            linger_ms=linger_ms,
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            in_flight=in_flight,
+            in_flight_bytes=in_flight_bytes,
         )
 
     def reader(self, name: str) -> AsyncRemoteReader:
@@ -639,6 +651,10 @@ class AsyncRemoteLog:
         """Send what is queued, and close the connections. Harmless when repeated."""
         for topic in self._topics.values():
             await topic.drain()
+        await self._transport.close()
+
+    async def disconnect(self) -> None:
+        """Close the connections; what is queued is not sent any more. Harmless when repeated."""
         await self._transport.close()
 
     def _calls(self, spec: TopicSpec) -> TopicCalls:

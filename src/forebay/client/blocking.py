@@ -18,7 +18,14 @@ from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck
 from forebay.client.awaiting import AsyncRemoteGroup, AsyncRemoteLog, AsyncRemoteReader, AsyncRemoteTopic
 from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.loops import LoopThread
-from forebay.client.producers import BATCH_BYTES, BATCH_RECORDS, IN_FLIGHT, LINGER_MS, AsyncRemoteProducer
+from forebay.client.producers import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    IN_FLIGHT,
+    IN_FLIGHT_BYTES,
+    LINGER_MS,
+    AsyncRemoteProducer,
+)
 from forebay.client.streams import AsyncRemoteStream
 from forebay.errors import ForebayError, Indeterminate
 from forebay.records import (
@@ -67,11 +74,12 @@ class RemoteStream(Generic[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """End the stream; harmless when repeated."""
+        """End the stream; harmless when repeated, and when the log is closed."""
         if not self._is_closed:
             self._is_closed = True
             self._rows = iter(())
-            self._loop.call(self._stream.aclose)
+            if not self._loop.is_ended:
+                self._loop.call(self._stream.aclose)
 
     def __enter__(self) -> Self:
         return self
@@ -628,11 +636,16 @@ class RemoteTopic:
         batch_records: int = BATCH_RECORDS,
         batch_bytes: int = BATCH_BYTES,
         in_flight: int = IN_FLIGHT,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
     ) -> RemoteProducer:
         """Sends many single records in batches. Close it, or use it in a `with` statement."""
         return RemoteProducer(
             self._topic.producer(
-                linger_ms=linger_ms, batch_records=batch_records, batch_bytes=batch_bytes, in_flight=in_flight
+                linger_ms=linger_ms,
+                batch_records=batch_records,
+                batch_bytes=batch_bytes,
+                in_flight=in_flight,
+                in_flight_bytes=in_flight_bytes,
             ),
             self._loop,
         )

@@ -18,9 +18,11 @@ END_SECONDS: Final = 10.0
 class LoopThread:
     """Runs the calls of any number of threads in one event loop. Takes no lock; a forked child may not use it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, at_end: Callable[[], Coroutine[object, object, None]]) -> None:
+        """`at_end` closes what the calls have opened; it runs in the loop when that ends, in whatever way."""
         self._guard = ForkGuard()
         self._name = name
+        self._at_end = at_end
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._is_ended = False
@@ -30,11 +32,13 @@ class LoopThread:
         """The thread. What is still under way at the end, as a stream that was not closed, is cancelled."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
+            # Also where the last call was interrupted (Ctrl-C) before it had closed them.
+            runner.run(self._at_end())
 
     @property
     def is_ended(self) -> bool:
-        """Whether it does no more calls."""
-        return self._is_ended
+        """Whether it does no more calls: it was ended, or this is a forked child."""
+        return self._is_ended or self._guard.is_forked
 
     def call(self, work: Callable[[], Coroutine[object, object, T]]) -> T:
         """What the coroutine comes to. An interrupt (Ctrl-C) in the waiting thread cancels it."""

@@ -18,8 +18,9 @@ LINGER_MS: Final = 5
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 1024 * 1024
 IN_FLIGHT: Final = 4
-QUEUED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What may wait to be sent; beyond it `append_nowait` waits."""
+IN_FLIGHT_BYTES: Final = 64 * 1024 * 1024
+HELD_BYTES: Final = 1280
+"""What a record without an outcome takes in memory beside its key and value, about: its columns, future and ack."""
 
 
 class AsyncRemoteProducer:
@@ -27,8 +28,9 @@ class AsyncRemoteProducer:
 
     A batch is sent `linger_ms` after its first record, or when it has `batch_records` or `batch_bytes`. Records of one
     partition are sent one request after the other, and so stored in the order in which they were given; up to
-    `in_flight` partitions at a time. Every batch is stored once, however often it has to be sent. A batch that fails
-    fails its records alone: those behind it are sent all the same.
+    `in_flight` partitions at a time. Records without an outcome take about `in_flight_bytes` of memory at most: beyond
+    that `append_nowait` waits. Every batch is stored once, however often it has to be sent. A batch that fails fails
+    its records alone: those behind it are sent all the same.
     """
 
     def __init__(
@@ -41,12 +43,13 @@ class AsyncRemoteProducer:
         batch_records: int,
         batch_bytes: int,
         in_flight: int,
+        in_flight_bytes: int,
     ) -> None:
         checked_seconds("linger_ms", linger_ms)
-        if batch_records < 1 or batch_bytes < 1 or in_flight < 1:
+        if batch_records < 1 or batch_bytes < 1 or in_flight < 1 or in_flight_bytes < 1:
             raise Invalid(
-                f"batch_records is {batch_records}, batch_bytes {batch_bytes} and in_flight {in_flight}: each is at "
-                "least 1"
+                f"batch_records is {batch_records}, batch_bytes {batch_bytes}, in_flight {in_flight} and "
+                f"in_flight_bytes {in_flight_bytes}: each is at least 1"
             )
         self._appends = appends
         self._partitions = partitions
@@ -66,7 +69,8 @@ class AsyncRemoteProducer:
         self._keyless = 0
         """Where records without a key go until their batch is full."""
         self._bytes = 0
-        """Of records without an outcome."""
+        """What records without an outcome take in memory."""
+        self._bytes_max = in_flight_bytes
         self._has_room = asyncio.Event()
         self._is_closed = False
 
@@ -89,14 +93,14 @@ class AsyncRemoteProducer:
             # The broker decides where a key goes. This is only so that records of one partition stay in order.
             place = partition_of_key(key, self._partitions) if partition is None and key is not None else partition or 0
         check_partition(place, self._partitions)
-        while self._bytes >= QUEUED_BYTES_MAX and not self._is_closed:
+        while self._bytes >= self._bytes_max and not self._is_closed:
             self._has_room.clear()
             await self._has_room.wait()
         if self._is_closed:
             raise Closed("this producer is closed")
-        self._bytes += records.bytes
+        self._bytes += records.bytes + HELD_BYTES
         answered = self._queues[place].put(records)
-        answered.add_done_callback(partial(self._note_outcome, records.bytes))
+        answered.add_done_callback(partial(self._note_outcome, records.bytes + HELD_BYTES))
         return AsyncRemoteAck(answered)
 
     async def flush(self) -> None:

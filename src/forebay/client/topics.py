@@ -113,7 +113,7 @@ class TopicCalls:
         return await self.transport.call(call, lambda body: decoded(Deleted, body).records)
 
     def producer(
-        self, *, linger_ms: float, batch_records: int, batch_bytes: int, in_flight: int
+        self, *, linger_ms: float, batch_records: int, batch_bytes: int, in_flight: int, in_flight_bytes: int
     ) -> AsyncRemoteProducer:
         """A producer for the topic."""
         made = AsyncRemoteProducer(
@@ -124,6 +124,7 @@ class TopicCalls:
             batch_records=batch_records,
             batch_bytes=batch_bytes,
             in_flight=in_flight,
+            in_flight_bytes=in_flight_bytes,
         )
         self._producers.add(made)
         return made

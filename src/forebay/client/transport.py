@@ -19,6 +19,7 @@ from typing import Final, NoReturn, TypeVar
 import httpx
 
 from forebay.clock import Clock
+from forebay.disk.forks import ForkGuard
 from forebay.errors import Closed, ForebayError, Full, Indeterminate, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.wire.errors import decode_error
 
@@ -83,6 +84,7 @@ class HttpTransport:
     ) -> None:
         self.url = _checked_url(url)
         self._clock = clock
+        self._guard = ForkGuard()
         self._timeout_s = timeout_s
         attempt_s = timeout_s / ATTEMPTS_MIN
         self._client = httpx.AsyncClient(
@@ -102,7 +104,8 @@ class HttpTransport:
         return f"HttpTransport({self.url!r})"
 
     def check_open(self) -> None:
-        """`Closed` after `close`."""
+        """`Closed` after `close`, and in a forked child: it shares its sockets with the parent."""
+        self._guard.check(f"this log of {self.url}")
         if self._is_closed:
             raise Closed(f"this log of {self.url} is closed")
 
