@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +13,7 @@ from forebay.cli.terminal import readable_bytes, say_json, say_table
 from forebay.errors import UnknownTopic
 
 if TYPE_CHECKING:
-    from forebay.inspection import Inspected
+    from forebay.storage.usage import TierUsage
 
 Name = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="This topic alone.", show_default=False)]
 
@@ -28,45 +29,31 @@ def usage(run: Invocation, *, name: Name = None, as_json: AsJson = False) -> Non
     Changes nothing. Topics on engine rocksdb share one database, which is counted as a whole; those in memory take no
     bytes on disk. Copies of one record in two tiers count in both.
     """
-    from forebay.cli.holding import look_at
-
-    found = look_at(run)
-    items = _items(run, found, name)
+    found = _local(run, name)
     if as_json:
-        for item in items:
-            say_json(item)
+        for one in found:
+            say_json({"topic": one.topic, "tier": one.tier, "files": one.files, "bytes": one.bytes})
         return
-    rows = [
-        (item["topic"] or "(rocksdb)", item["tier"], item["files"], readable_bytes(item["bytes"])) for item in items
-    ]
-    total = sum(item["bytes"] for item in items)
+    rows = [(one.topic or "(rocksdb)", one.tier, one.files, readable_bytes(one.bytes)) for one in found]
+    total = sum(one.bytes for one in found)
     say_table(("topic", "tier", "files", "size"), [*rows, ("total", "", "", readable_bytes(total))])
 
 
-def _items(run: Invocation, found: Inspected, name: str | None) -> list[dict[str, Any]]:
-    from forebay.cli.tiers import database_bytes, pieces_of
+def _local(run: Invocation, name: str | None) -> Sequence[TierUsage]:
+    from forebay.cli.holding import look_at
+    from forebay.cli.tiers import database_of, pieces_of
+    from forebay.storage.usage import UsageSum
     from forebay.topics import Engine, TopicName
 
+    found = look_at(run)
     wanted = TopicName.parse(name) if name is not None else None
     if wanted is not None and all(spec.name != wanted for spec in found.topics):
         raise UnknownTopic(f'there is no topic {wanted}: see "forebay topic list" for what there is', topic=wanted)
-    sums: dict[tuple[str | None, str], list[int]] = {}
-    engines = set()
-    for spec in found.topics:
-        if wanted in (None, spec.name):
-            engines.add(spec.engine)
+    sums = UsageSum()
     for place in found.places():
         assert place.spec is not None
         if wanted in (None, place.spec.name):
-            for piece in pieces_of(found, place, run.disk):
-                count = sums.setdefault((str(place.spec.name), piece.tier), [0, 0])
-                count[0], count[1] = count[0] + 1, count[1] + piece.bytes
-    database = database_bytes(found, run.disk) if Engine.ROCKSDB in engines else None
-    if database is not None:
-        sums[None, database.tier] = [len(run.disk.list_directory(database.place)), database.bytes]
-    return [
-        {"topic": topic, "tier": tier, "files": files, "bytes": size}
-        for (topic, tier), (files, size) in sorted(
-            sums.items(), key=lambda entry: (entry[0][0] is None, *map(str, entry[0]))
-        )
-    ]
+            sums.add(str(place.spec.name), pieces_of(found, place, run.disk))
+    if any(spec.engine is Engine.ROCKSDB for spec in found.topics if wanted in (None, spec.name)):
+        sums.add_database(run.disk, database_of(found))
+    return sums.sums()
