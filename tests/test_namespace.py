@@ -21,8 +21,10 @@ INSIDE: Final = {
     "Progress",
     "Reach",
     "ReadShard",
+    "RecordedShard",
     "SegmentPage",
     "Ticket",
+    "TierUsage",
 }
 """Types that Forebay's own rooms pass to each other by methods of public classes."""
 

@@ -98,7 +98,7 @@ def _status(client: httpx.Client, route: Route) -> int:
         return answer.status_code
 
 
-OF_THE_BROKER = {"get_metrics", "get_status"}
+OF_THE_BROKER = {"get_metrics", "get_status", "get_usage"}
 """They concern no single topic: a caller needs the right on all."""
 LISTS = {"list_topics", "list_groups", "get_group"}
 """Everyone may ask: the answer has what the caller may see."""

@@ -22,6 +22,7 @@ from forebay.broker import app, status
 from forebay.errors import Closed
 from forebay.service.principals import Principal
 from forebay.service.service import AppendRecords, Service
+from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.storage import Storage
 from forebay.topics import TopicName
@@ -635,3 +636,25 @@ def test_a_stop_during_the_recovery_ends_the_broker_in_order(
         refused(client.get("/v1/topics"), 503, "not_ready")
     gc.collect()
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_topic_is_sealed_for_another_directory_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
+    tree = {"server": {"port": 0}, "storage": {"mode": "shared_fs"}, "store": {"root": str(tmp_path / "store")}}
+    target = "ab" * 16
+    with (
+        running_broker(tmp_path / "data", Settings.load(None, tree, environment={})) as broker,
+        broker.client() as client,
+    ):
+        topic = made(client)
+        append(client, topic, "one", "two")
+
+        sealed = [fine(client.post(f"{topic}/seal", json={"target": target}))["shards"] for _ in range(2)]
+        refused = [client.post(f"{topic}/{verb}").json()["error"]["code"] for verb in ("seal", "export")]
+        fine(client.post(f"{topic}/unseal"))
+        append(client, topic, "three")
+
+        assert sealed[0] == sealed[1]
+        assert [(shard["phase"], shard["next"], shard["exported"], shard["target"]) for shard in sealed[0]] == [
+            ("sealed", 2, 2, target)
+        ]
+        assert refused == ["moved", "moved"]

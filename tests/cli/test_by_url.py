@@ -12,9 +12,11 @@ from typing import Final, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+import forebay
 from forebay.cli import brokers
 from forebay.cli.app import app
 from forebay.cli.invocation import DIRECTORY_VARIABLE, URL_VARIABLE
+from forebay.settings import Settings
 from tests.cli.rig import Outcome, Shell, one_line
 from tests.cli.test_help_and_docs import COMMANDS
 from tests.cli.test_without_data import ON_SPARK, WORDS
@@ -23,15 +25,16 @@ from tests.support.brokers import running_broker, server_settings
 CHANGING: Final = (
     (r"[0-9a-f]{32}", "ID"),
     (r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "TIME"),
-    (r'"(created_at|seconds)":[0-9.]+', r'"\1":0'),
+    (r'"(created_at|sealed_at|seconds)":[0-9.]+', r'"\1":0'),
     (r"in [0-9.]+ s \(\d+/s\)", "in 0 s"),
 )
 """What differs from run to run."""
 
 
 BY_URL: Final = {
-    "topic create", "topic list", "topic show", "topic alter", "topic delete", "produce", "consume", "records get",
-    "records delete", "group list", "group show", "group reset", "group delete",
+    "topic create", "topic list", "topic show", "topic alter", "topic copy", "topic seal", "topic unseal",
+    "topic export", "topic delete", "shard list", "shard status", "produce", "consume", "records get", "records delete",
+    "records erase", "group list", "group show", "group reset", "group delete", "du",
 }  # fmt: skip
 
 
@@ -112,6 +115,37 @@ SCRIPTS: Final = {
         Line("consume shop/orders --format json"),
         Line("consume shop/orders"),
     ),
+    "seal and export": (
+        *MADE,
+        Line("topic export shop/orders"),
+        Line("topic export shop/orders --json"),
+        Line("topic export shop/none"),
+        Line("topic seal shop/orders"),
+        Line("topic seal shop/orders --json"),
+        Line("topic export shop/orders"),
+        Line("topic seal shop/none"),
+        Line("topic unseal shop/orders"),
+        Line("topic unseal shop/none"),
+        Line("produce shop/orders", b"more\n"),
+        Line("consume shop/orders --from 19"),
+        Line("topic create shop/live --durability ephemeral"),
+        Line("topic seal shop/live"),
+        Line("topic export shop/live"),
+        Line("topic unseal shop/live"),
+    ),
+    "copy": (
+        *MADE,
+        Line("topic copy shop/orders shop/more"),
+        Line("topic copy shop/orders shop/more --json"),
+        Line("topic copy shop/orders shop/wide --partitions 3 --json"),
+        Line("topic copy shop/orders shop/wide --partitions 4"),
+        Line("topic copy shop/orders shop/orders"),
+        Line("topic copy shop/none shop/more"),
+        Line("records delete shop/orders --key k1 --yes"),
+        Line("topic copy shop/orders shop/more"),
+        Line("consume shop/more --format json"),
+        Line("topic list"),
+    ),
     "groups": (
         *MADE,
         Line("group list"),
@@ -133,10 +167,16 @@ SCRIPTS: Final = {
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable names a place, an absent broker is soon given up, and one in this process audits nothing."""
+    """No variable names a place, and a broker in this process has the time of a busy machine and audits nothing."""
     monkeypatch.setattr(logging.getLogger("forebay.audit"), "disabled", True)
     for name in (DIRECTORY_VARIABLE, URL_VARIABLE, brokers.TOKEN_VARIABLE, brokers.AUTHORITY_VARIABLE):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(brokers, "REACH_SECONDS", 30.0)
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker answers, and that is soon known."""
     monkeypatch.setattr(brokers, "REACH_SECONDS", 0.2)
 
 
@@ -191,6 +231,86 @@ def test_show_gives_what_the_broker_knows(url: str) -> None:
     assert (shown.code, text.code, text.err) == (0, 0, "")
 
 
+def test_bytes_are_added_up_by_the_broker_as_by_the_command(tmp_path: Path) -> None:
+    with running_broker(tmp_path / "served") as broker:
+        for words in ("topic create shop/orders", "topic create shop/carts --engine rocksdb", "topic create shop/none"):
+            _by_url(broker.url, *words.split())
+        _by_url(broker.url, "produce", "shop/orders", "--format", "json", stdin=ORDERS)
+        _by_url(broker.url, "topic", "seal", "shop/orders")
+        lines = [(), ("shop/orders",), ("shop/none", "--json"), ("--json",), ("shop/absent",), ("shop/carts",)]
+        asked = [_by_url(broker.url, "du", *words) for words in lines]
+        shell = Shell(tmp_path / "served")
+        beside = [shell.run("du", *words) for words in lines]
+
+    assert [one.code for one in asked] == [one.code for one in beside] == [0, 0, 0, 0, 2, 0]
+    for one, other in zip(asked[:4], beside[:4], strict=True):
+        assert one.out == other.out
+    assert "shop/orders" in asked[0].out and one_line(asked[4].err)
+    assert asked[5].out.split()[4:6] == beside[5].out.split()[4:6] == ["(rocksdb)", "database"]
+
+
+def test_shards_are_listed_by_the_broker_as_by_the_command(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "served")
+    with running_broker(shell.directory) as broker:
+        for words in ("topic create shop/orders --partitions 2", "topic create shop/sealed", "topic create shop/new"):
+            _by_url(broker.url, *words.split())
+        _by_url(broker.url, "produce", "shop/orders", "--partition", "1", "--format", "json", stdin=ORDERS)
+        _by_url(broker.url, "topic", "seal", "shop/sealed")
+        lines = ["list", "list --json", "list shop/orders", "list shop/absent", "status shop/orders"]
+        lines += ["status shop/sealed", "status shop/orders --partition 1 --json", "status shop/orders --partition 7"]
+        lines += ["status shop/absent"]
+        asked = [_by_url(broker.url, "shard", *line.split()) for line in lines]
+        beside = [shell.run("shard", *line.split()) for line in lines]
+
+    for line, one, other in zip(lines, asked, beside, strict=True):
+        assert one == other, line
+    assert [one.code for one in asked] == [0, 0, 0, 2, 0, 0, 0, 2, 2]
+    listed = {(item["topic"], item["partition"]): item for item in asked[1].items}
+    assert (listed["shop/orders", 1]["phase"], listed["shop/orders", 1]["here"]) == ("open", True)
+    assert (listed["shop/sealed", 0]["phase"], listed["shop/sealed", 0]["next"]) == ("sealed", 0)
+    assert asked[6].items[0]["offsets"]["next"] == 20
+    assert "20 offsets behind" in asked[4].out and "sealed" in asked[5].out
+
+
+def test_a_key_is_erased_by_url(url: str) -> None:
+    _by_url(url, "topic", "create", "shop/orders")
+    _by_url(url, "produce", "shop/orders", "--format", "json", stdin=ORDERS)
+    _by_url(url, "topic", "export", "shop/orders")
+    _by_url(url, "produce", "shop/orders", "--format", "json", stdin=ORDERS)
+
+    erased = _by_url(url, "records", "erase", "shop/orders", "--key", "k1", "--yes", "--json")
+    again = _by_url(url, "records", "erase", "shop/orders", "--key", "k1", "--yes")
+
+    item = erased.items[0]
+    assert (erased.code, item["deleted"]) == (0, 14)
+    assert {place["tier"] for place in item["remains"]} == {"sealed", "log", "history"}
+    assert all(place["bytes"] > 0 and place["until"] == "compaction" for place in item["remains"])
+    assert not any(place["place"].startswith("/") for place in item["remains"])
+    assert again.out == "shop/orders: 0 records deleted, no reader sees them again\n"
+    assert _by_url(url, "records", "get", "shop/orders", "--key", "k1").code == 1
+
+
+def test_a_topic_that_another_directory_has_is_not_taken_over(tmp_path: Path) -> None:
+    shared = {
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": str(tmp_path / "store")},
+        "metadata": {"path": str(tmp_path / "shared.sqlite")},
+    }
+    with forebay.open(tmp_path / "other", shared) as other:
+        other.create_topic("shop/orders").append(b"theirs")
+        settings = Settings.load(None, {"server": {"port": 0}, **shared}, environment={})
+        with running_broker(tmp_path / "served", settings) as broker:
+            verbs = [_by_url(broker.url, "topic", verb, "shop/orders") for verb in ("seal", "export", "unseal")]
+            listed = _by_url(broker.url, "shard", "list", "--json")
+
+        assert [(one.code, one_line(one.err), one.out) for one in verbs] == [(4, True, "")] * 3
+        assert other.directory_id is not None
+        assert all(other.directory_id in one.err for one in verbs)
+        assert [(item["here"], item["holder"]) for item in listed.items] == [(False, other.directory_id)]
+        assert other.topic("shop/orders").append(b"still") == 1
+
+
+@pytest.mark.usefixtures("absent")
 def test_a_broker_that_is_not_there_is_unavailable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -261,6 +381,7 @@ def test_a_command_that_needs_the_files_refuses(path: str) -> None:
     assert one_line(outcome.err) and "--data DIR" in outcome.err
 
 
+@pytest.mark.usefixtures("absent")
 @pytest.mark.parametrize("path", sorted(BY_URL))
 def test_no_command_takes_the_files_where_a_broker_is_named(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

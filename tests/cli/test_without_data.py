@@ -44,6 +44,8 @@ WORDS: Final = {
     "topic seal": "shop/orders",
     "topic unseal": "shop/sealed",
     "topic export": "shop/orders",
+    "shard list": "",
+    "shard status": "shop/orders",
     "shard salvage": "shop/orders --from data --list",
     "records get": "shop/orders --key k",
     "records delete": "shop/orders --before 1 --yes",

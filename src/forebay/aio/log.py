@@ -24,9 +24,11 @@ from forebay.shard import ShardRef
 from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
+from forebay.storage.recorded import RecordedShard
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus
+from forebay.storage.usage import TierUsage
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import WorkerStatus
 
@@ -164,6 +166,22 @@ class AsyncLog:
     ) -> Copied:
         """See `Storage.copy_topic`; `on_records` is called in another thread."""
         return await self._workers.run_job(partial(self._log.copy_topic, source, target, on_records=on_records))
+
+    async def recorded(self, name: str | TopicName) -> list[RecordedShard]:
+        """See `Storage.recorded`."""
+        return await self._workers.run(self._log.recorded, name)
+
+    async def check_held_here(self, name: str | TopicName, *, target: str | None = None) -> None:
+        """See `Storage.check_held_here`."""
+        await self._workers.run(partial(self._log.check_held_here, name, target=target))
+
+    async def check_not_arrived(self, name: str | TopicName) -> None:
+        """See `Storage.check_not_arrived`."""
+        await self._workers.run(self._log.check_not_arrived, name)
+
+    async def usage(self, name: str | TopicName | None = None) -> list[TierUsage]:
+        """See `Storage.usage`."""
+        return await self._workers.run(self._log.usage, name)
 
     async def clear_moved(self) -> None:
         """See `Storage.clear_moved`."""

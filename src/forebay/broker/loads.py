@@ -16,6 +16,7 @@ from forebay.broker.routes import NoQuery, Route
 from forebay.broker.topics import LISTED, LISTED_MAX, TOPIC
 from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
 from forebay.errors import Invalid
+from forebay.loads.topic import LOOK_SECONDS, LOOK_SECONDS_MAX
 from forebay.service.principals import AccessScope
 from forebay.wire import bodies
 from forebay.wire.bodies import MediaType
@@ -24,9 +25,6 @@ from forebay.wire.messages import LoadList, LoadOffer, OfferedLoad
 
 LOADS: Final = f"{TOPIC}/loads"
 LOAD: Final = f"{LOADS}/{{load}}"
-LOOK_SECONDS: Final = 0.02
-LOOK_SECONDS_MAX: Final = 1.0
-"""How long between two looks at a load that a request waits for: longer each time."""
 
 
 class LoadListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

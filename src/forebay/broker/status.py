@@ -16,6 +16,8 @@ from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.records import Gap, Reason
 from forebay.service.principals import AccessScope
 from forebay.storage.status import PartitionStatus
+from forebay.storage.usage import TierUsage
+from forebay.topics import TopicName
 from forebay.wire.items import GapItem
 from forebay.wire.messages import (
     BrokerStatus,
@@ -27,6 +29,8 @@ from forebay.wire.messages import (
     PartitionList,
     RecoveryItem,
     SegmentList,
+    UsageItem,
+    UsageList,
     WorkerItem,
 )
 
@@ -109,6 +113,24 @@ async def get_status(broker: Broker, request: Request) -> HttpAnswer:
     return await broker.list_answer(found.open, status_of)
 
 
+class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Whose bytes to add up."""
+
+    topic: Annotated[str | None, Meta(description="This topic alone.")] = None
+
+
+async def get_usage(broker: Broker, request: Request) -> HttpAnswer:
+    """How many bytes topics take."""
+    topic = request.query(UsageQuery).topic
+    name = None if topic is None else TopicName.parse(topic)
+    found = await broker.service.usage(request.principal, name)
+
+    def usage_of(sums: Sequence[TierUsage]) -> UsageList:
+        return UsageList([UsageItem(topic=one.topic, tier=one.tier, files=one.files, bytes=one.bytes) for one in sums])
+
+    return await broker.list_answer(found, usage_of)
+
+
 def partition_item(broker: Broker, status: PartitionStatus) -> PartitionItem:
     """The status of a partition as it is sent."""
     return PartitionItem(
@@ -168,6 +190,11 @@ ROUTES = (
     Route(
         method="GET", path=f"{TOPIC}/segments", name="get_segments", summary="What a partition is stored in",
         handler=get_segments, scopes=(AccessScope.ADMIN,), query=SegmentQuery, answer=SegmentList, tag="status",
+        statuses=(404,),
+    ),
+    Route(
+        method="GET", path="/v1/usage", name="get_usage", summary="How many bytes topics take, tier by tier",
+        handler=get_usage, scopes=(AccessScope.ADMIN,), query=UsageQuery, answer=UsageList, tag="status",
         statuses=(404,),
     ),
     Route(

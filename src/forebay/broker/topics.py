@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -11,6 +12,7 @@ from forebay.broker.app import Broker
 from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.routes import NoQuery, Route
 from forebay.service.principals import AccessScope
+from forebay.storage.recorded import RecordedShard
 from forebay.topics import TopicName
 from forebay.wire.items import GapItem
 from forebay.wire.messages import (
@@ -23,6 +25,8 @@ from forebay.wire.messages import (
     OffsetsPage,
     RetainedItem,
     Sealing,
+    ShardItem,
+    ShardList,
     TopicItem,
     TopicList,
     TopicPatch,
@@ -105,23 +109,52 @@ async def delete_topic(broker: Broker, request: Request) -> HttpAnswer:
 async def seal_topic(broker: Broker, request: Request) -> HttpAnswer:
     """End a topic here in order."""
     sealing = await request.json(Sealing, default=Sealing())
-    await broker.service.seal_topic(
+    sealed = await broker.service.seal_topic(
         request.principal, request.topic, target=sealing.target, accept_damage=sealing.accept_damage
     )
-    return HttpAnswer(204)
+    return _shards(broker, sealed)
+
+
+async def get_shards(broker: Broker, request: Request) -> HttpAnswer:
+    """The partitions of a topic as they are recorded."""
+    request.query(NoQuery)
+    return _shards(broker, await broker.service.shards(request.principal, request.topic))
+
+
+def _shards(broker: Broker, found: Sequence[RecordedShard]) -> HttpAnswer:
+    """Recorded partitions as an answer."""
+    return HttpAnswer.of(ShardList([_shard_item(broker, shard) for shard in found]))
+
+
+def _shard_item(broker: Broker, shard: RecordedShard) -> ShardItem:
+    state = shard.state
+    sealed = state if state is not None and shard.is_sealed else None
+    return ShardItem(
+        partition=shard.partition,
+        phase=shard.phase,
+        epoch=0 if state is None else state.epoch,
+        holder=None if state is None else state.holder,
+        here=broker.service.is_here(shard),
+        exported=shard.exported,
+        next=None if sealed is None else sealed.next_offset,
+        sealed_by=None if sealed is None else sealed.sealed_by,
+        sealed_at=None if sealed is None else sealed.sealed_at,
+        target=None if sealed is None else sealed.target,
+    )
 
 
 async def unseal_topic(broker: Broker, request: Request) -> HttpAnswer:
     """Take a sealed topic back."""
-    await broker.service.unseal_topic(request.principal, request.topic)
-    return HttpAnswer(204)
+    return _shards(broker, await broker.service.unseal_topic(request.principal, request.topic))
 
 
 async def export_topic(broker: Broker, request: Request) -> HttpAnswer:
     """Make all of a topic history."""
     exporting = await request.json(Exporting, default=Exporting())
-    await broker.service.export_topic(request.principal, request.topic, accept_damage=exporting.accept_damage)
-    return HttpAnswer(204)
+    exported = await broker.service.export_topic(
+        request.principal, request.topic, accept_damage=exporting.accept_damage
+    )
+    return _shards(broker, exported)
 
 
 async def copy_topic(broker: Broker, request: Request) -> HttpAnswer:
@@ -200,17 +233,17 @@ ROUTES = (
     ),
     Route(
         method="POST", path=f"{TOPIC}/seal", name="seal_topic", summary="End a topic here; another directory goes on",
-        handler=seal_topic, scopes=(AccessScope.ADMIN,), body=Sealing, status=204, tag="topics",
+        handler=seal_topic, scopes=(AccessScope.ADMIN,), body=Sealing, answer=ShardList, tag="topics",
         statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/unseal", name="unseal_topic", summary="Take back a topic that was sealed here",
-        handler=unseal_topic, scopes=(AccessScope.ADMIN,), status=204, tag="topics", statuses=(404, 409, 421, 422),
-        is_audited=True,
+        handler=unseal_topic, scopes=(AccessScope.ADMIN,), answer=ShardList, tag="topics",
+        statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
         method="POST", path=f"{TOPIC}/export", name="export_topic", summary="Make all of a topic history",
-        handler=export_topic, scopes=(AccessScope.ADMIN,), body=Exporting, status=204, tag="topics",
+        handler=export_topic, scopes=(AccessScope.ADMIN,), body=Exporting, answer=ShardList, tag="topics",
         statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
@@ -231,6 +264,10 @@ ROUTES = (
         method="POST", path=f"{TOPIC}/retain", name="retain_topic", summary="Apply limits and retention now",
         handler=retain_topic, scopes=(AccessScope.ADMIN,), answer=RetainedItem, tag="topics", statuses=(404,),
         is_audited=True,
+    ),
+    Route(
+        method="GET", path=f"{TOPIC}/shards", name="get_shards", summary="Who has the partitions, as it is recorded",
+        handler=get_shards, scopes=(AccessScope.ADMIN,), answer=ShardList, tag="topics", statuses=(404,),
     ),
     Route(
         method="GET", path=f"{TOPIC}/offsets", name="get_offsets", summary="The watermarks of the partitions",

@@ -273,6 +273,11 @@ class ShardCatalog:
         pieces = [piece.descriptor for piece in found if piece.descriptor.topic_id == self._topic_id]
         return pieces, found[-1].descriptor.end if is_more else None
 
+    def stored(self) -> list[SegmentDescriptor]:
+        """Every descriptor that stands in the store: those too that were replaced, and not removed yet."""
+        entries = self.store.range(self.keys.segments)
+        return [_decoded(entry, SegmentDescriptor)[0] for entry in entries if entry.key != self.keys.cur]
+
     def extend(self, epoch: int, additions: Sequence[SegmentDescriptor]) -> None:
         """Add to the end of history, all or nothing, as the owner in `epoch`.
 

@@ -23,7 +23,8 @@ from forebay.cli.terminal import meter, say, say_json
 from forebay.errors import Invalid, Unsupported
 
 if TYPE_CHECKING:
-    from forebay.storage import Storage, Topic
+    from forebay.storage import Copied
+    from forebay.surface.blocking import Log, TopicHandle
     from forebay.topics import TopicChanges, TopicSpec
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The topic whose records are copied.")]
@@ -51,6 +52,7 @@ def register(app: typer.Typer) -> None:
             "forebay topic copy shop/orders shop/orders-by-key --engine rocksdb",
             "forebay topic copy shop/orders shop/wider --partitions 16",
         ],
+        by_url=True,
     )(copy)
 
 
@@ -109,23 +111,14 @@ def copy(
     goes on, doubles nothing, and later brings what has come since. Records get new offsets. Ends with code 1 if the
     counts differ in the end.
     """
-    with run.writer() as log:
+    with run.writing() as log:
         spec = log.topic(source).spec
+        if run.url is None:
+            _refuse_memory(spec, engine)
         made = _target(log, spec, target, engine=engine, durability=durability, partitions=partitions)
-        with meter(f"copy {spec.name}", in_bytes=False) as shown:
-            done = log.copy_topic(source, target, on_records=shown.advance)
-    item: dict[str, Any] = {
-        "source": str(spec.name),
-        "target": made.name,
-        "copied": done.copied,
-        "records": {"source": done.source, "target": done.target},
-        "gaps": [
-            {"partition": number, "start": gap.start, "stop": gap.stop, "reason": gap.reason.name.lower()}
-            for number, gap in done.gaps
-        ],
-    }
+        done = _copied(run, log, spec, made)
     if as_json:
-        say_json(item)
+        say_json(_copied_item(spec, made, done))
     else:
         say(f"{spec.name} to {made.name}: {done.copied} copied; {done.source} records there, {done.target} here")
         for number, gap in done.gaps:
@@ -139,22 +132,55 @@ def copy(
     return 0
 
 
+def _copied(run: Invocation, log: Log, spec: TopicSpec, made: TopicHandle) -> Copied:
+    from forebay.storage import Copied, Storage
+
+    if run.url is None:
+        assert isinstance(log, Storage), "a directory is opened as one"
+        with meter(f"copy {spec.name}", in_bytes=False) as shown:
+            return log.copy_topic(spec.name, made.name, on_records=shown.advance)
+    from forebay.cli.brokers import asked_to
+    from forebay.wire.messages import CopiedItem, Copying
+
+    found = asked_to(run.url, str(spec.name), "copy", Copying(target=made.name), CopiedItem)
+    return Copied(found.copied, found.source, found.target, [(item.partition, item.gap()) for item in found.gaps])
+
+
+def _copied_item(spec: TopicSpec, made: TopicHandle, done: Copied) -> dict[str, Any]:
+    return {
+        "source": str(spec.name),
+        "target": made.name,
+        "copied": done.copied,
+        "records": {"source": done.source, "target": done.target},
+        "gaps": [
+            {"partition": number, "start": gap.start, "stop": gap.stop, "reason": gap.reason.name.lower()}
+            for number, gap in done.gaps
+        ],
+    }
+
+
+def _refuse_memory(spec: TopicSpec, engine: str | None) -> None:
+    """`Unsupported` for records in the memory of another process, or of this one, which ends with the command."""
+    from forebay.topics import Engine
+
+    if Engine.MEMORY in (spec.engine, engine):
+        raise Unsupported(
+            "records in memory end with their process: copy them there, with copy_topic() of the log it has open"
+        )
+
+
 def _target(
-    log: Storage,
+    log: Log,
     spec: TopicSpec,
     name: str,
     *,
     engine: str | None,
     durability: str | None,
     partitions: int | None,
-) -> Topic:
+) -> TopicHandle:
     """The topic that gets the records. One that exists must be what was asked for."""
-    from forebay.topics import Engine, TopicName
+    from forebay.topics import TopicName
 
-    if Engine.MEMORY in (spec.engine, engine):
-        raise Unsupported(
-            "records in memory end with their process: copy them there, with copy_topic() of the log it has open"
-        )
     found = next((known for known in log.topics() if known.name == TopicName.parse(name)), None)
     if found is not None:
         for what, asked in (("engine", engine), ("durability", durability), ("partitions", partitions)):

@@ -14,13 +14,15 @@ from forebay.errors import Unavailable, Unsupported
 try:
     from forebay.client import connect
     from forebay.client.loops import LoopThread
-    from forebay.client.topics import decoded
+    from forebay.client.topics import decoded, topic_path
     from forebay.client.transport import TIMEOUT_S, HttpCall, HttpTransport
 except ImportError as missing:
     raise Unsupported(
         f'asking a broker needs packages that are not here ({missing.name}): pip install "forebay[client]"'
     ) from missing
 from forebay.clock import SystemClock
+from forebay.topics import TopicName
+from forebay.wire.bodies import MediaType
 from forebay.wire.messages import Health
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 TOKEN_VARIABLE: Final = "FOREBAY_TOKEN"
 AUTHORITY_VARIABLE: Final = "FOREBAY_CA_FILE"
+WORK_SECONDS: Final = 3 * 86_400.0
+"""How long a command waits for what may take a broker hours: it has a third of it for one attempt."""
 REACH_SECONDS: Final = 3.0
 """How long a command looks for its broker, before it says that there is none."""
 
@@ -39,13 +43,17 @@ def connected(url: str) -> RemoteLog:
 
     Later calls are repeated for longer: a broker that starts again is waited for.
     """
-    with BrokerCalls(url, timeout_s=REACH_SECONDS) as calls:
-        try:
-            calls.ask(HttpCall(method="GET", path="/v1/health"), Health)
-        except Unavailable as error:
-            raise error.restated(f'{error}; see that "forebay serve" runs there, or name another by --url') from error
+    _check_reached(url)
     token = f"${{{TOKEN_VARIABLE}}}" if os.environ.get(TOKEN_VARIABLE) else None
     return connect(url, token=token, verify=_authority())
+
+
+def asked_to(url: str, name: str, verb: str, message: msgspec.Struct | None, kind: type[T]) -> T:
+    """What the broker answers when it has done something with a topic that may take long. Harmless when repeated."""
+    path = f"{topic_path(TopicName.parse(name))}/{verb}"
+    content = b"" if message is None else msgspec.json.encode(message)
+    with BrokerCalls.reached(url, timeout_s=WORK_SECONDS) as calls:
+        return calls.ask(HttpCall(method="POST", path=path, content=content, media=MediaType.JSON), kind)
 
 
 class BrokerCalls:
@@ -55,6 +63,12 @@ class BrokerCalls:
         token = os.environ.get(TOKEN_VARIABLE) or None
         self._transport = HttpTransport(url, token=token, verify=_authority(), timeout_s=timeout_s, clock=SystemClock())
         self._loop = LoopThread("forebay-calls", self._transport.close)
+
+    @classmethod
+    def reached(cls, url: str, *, timeout_s: float = TIMEOUT_S) -> BrokerCalls:
+        """Calls to a broker that has answered; `Unavailable` soon if none does."""
+        _check_reached(url)
+        return cls(url, timeout_s=timeout_s)
 
     def ask(self, call: HttpCall, kind: type[T]) -> T:
         """What the broker answers; raises the error that it answers with."""
@@ -71,6 +85,14 @@ class BrokerCalls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_reached(url: str) -> None:
+    with BrokerCalls(url, timeout_s=REACH_SECONDS) as calls:
+        try:
+            calls.ask(HttpCall(method="GET", path="/v1/health"), Health)
+        except Unavailable as error:
+            raise error.restated(f'{error}; see that "forebay serve" runs there, or name another by --url') from error
 
 
 def _authority() -> bool | str:

@@ -12,6 +12,44 @@ if TYPE_CHECKING:
 
 def remains(run: Invocation, spec: TopicSpec, places: dict[int, list[int]]) -> list[dict[str, Any]]:
     """Each place that has bytes of the records at these offsets, by partition, and until when."""
+    return _local_remains(run, spec, places) if run.url is None else _asked_remains(run.url, spec, places)
+
+
+def _asked_remains(url: str, spec: TopicSpec, places: dict[int, list[int]]) -> list[dict[str, Any]]:
+    """As a broker says: it names its log files by their offsets, and nothing of what was set aside."""
+    from forebay.cli.brokers import BrokerCalls
+    from forebay.client.topics import topic_path
+    from forebay.client.transport import HttpCall
+    from forebay.storage.usage import Tier
+    from forebay.wire.messages import SegmentList
+
+    left = []
+    with BrokerCalls(url) as calls:
+        for partition, offsets in places.items():
+            start: int | None = 0 if offsets else None
+            while start is not None:
+                query = {"partition": str(partition), "start": str(start)}
+                call = HttpCall(method="GET", path=f"{topic_path(spec.name)}/segments", query=query)
+                page = calls.ask(call, SegmentList)
+                for file in page.local:
+                    if _has(offsets, file.start, file.end):
+                        tier = Tier.SEALED if file.sealed else Tier.LOG
+                        place = f"log file [{file.start}, {file.end})"
+                        left.append(_left(partition, tier, place, file.bytes or 0))
+                left += [
+                    _left(partition, Tier.HISTORY, piece.object, piece.bytes)
+                    for piece in page.history
+                    if piece.object is not None and _has(offsets, piece.start, piece.end)
+                ]
+                start = page.next
+    return left
+
+
+def _left(partition: int, tier: str, place: str, size: int, until: str = "compaction") -> dict[str, Any]:
+    return {"partition": partition, "tier": tier, "place": place, "bytes": size, "until": until}
+
+
+def _local_remains(run: Invocation, spec: TopicSpec, places: dict[int, list[int]]) -> list[dict[str, Any]]:
     from forebay.cli.holding import look_at
     from forebay.cli.tiers import database_of, pieces_of
     from forebay.storage.usage import Tier, bytes_below
@@ -42,7 +80,3 @@ def _has(offsets: list[int], start: int, stop: int) -> bool:
     """Whether any of the offsets, which are sorted, lies in `[start, stop)`."""
     at = bisect_left(offsets, start)
     return at < len(offsets) and offsets[at] < stop
-
-
-def _left(partition: int, tier: str, place: str, size: int, until: str = "compaction") -> dict[str, Any]:
-    return {"partition": partition, "tier": tier, "place": place, "bytes": size, "until": until}

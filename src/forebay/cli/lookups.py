@@ -154,7 +154,7 @@ def delete(
         say(f"{topic.name}: {count} records deleted")
 
 
-@command(app, "erase", examples=["forebay records erase shop/orders --key 42 --yes"])
+@command(app, "erase", examples=["forebay records erase shop/orders --key 42 --yes"], by_url=True)
 def erase(
     run: Invocation,
     *,
@@ -173,7 +173,7 @@ def erase(
     wanted = _key(key, key_b64)
     _check_one(key=wanted)
     assert wanted is not None
-    with run.writer() as log:
+    with run.writing() as log:
         topic = log.topic(name)
         confirm(f"every record of {topic.name} with key {key or key_b64}", yes=yes)
         places: dict[int, list[int]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,14 +13,13 @@ import typer
 from forebay.cli.commands import command
 from forebay.cli.invocation import AsJson, Invocation, TopicArgument
 from forebay.cli.terminal import Meter, meter, readable_bytes, readable_time, say, say_json
-from forebay.errors import Moved
 
 if TYPE_CHECKING:
     from forebay.export import Lag
     from forebay.format.metadata.descriptor import ShardState
     from forebay.inspection.moves import TopicMove
     from forebay.shard.seal import OnFile
-    from forebay.storage import Storage
+    from forebay.surface.blocking import TopicHandle
     from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,11 @@ AcceptDamage = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    command(app, "seal", examples=["forebay topic seal shop/orders", "forebay topic seal shop/orders --json"])(seal)
-    command(app, "unseal", examples=["forebay topic unseal shop/orders"])(unseal)
-    command(app, "export", examples=["forebay topic export shop/orders --settings shared.yaml"])(export)
+    examples = ["forebay topic seal shop/orders", "forebay topic seal shop/orders --json"]
+    command(app, "seal", examples=examples, by_url=True)(seal)
+    command(app, "unseal", examples=["forebay topic unseal shop/orders"], by_url=True)(unseal)
+    examples = ["forebay topic export shop/orders --settings shared.yaml"]
+    command(app, "export", examples=examples, by_url=True)(export)
     command(
         app,
         "move",
@@ -59,12 +61,8 @@ def seal(run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = 
     Repeat it if it was interrupted. The next append, here or elsewhere, opens the topic again; in mode local without
     storage.handoff_root only this directory can.
     """
-    with run.writer() as log:
-        spec = _spec_held_here(run, log, name)
-        with _progress(f"seal {spec.name}") as on_file:
-            states = log.seal_topic(name, on_file=on_file, accept_damage=accept_damage)
-    for partition, state in enumerate(states):
-        item = sealed_item(spec, partition, state)
+    seal_there = partial(_sealed_here, run) if run.url is None else partial(_sealed_asked, run.url)
+    for item in seal_there(name, accept_damage=accept_damage):
         if as_json:
             say_json(item)
         else:
@@ -73,45 +71,33 @@ def seal(run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = 
 
 def unseal(run: Invocation, *, name: TopicArgument) -> None:
     """Take a sealed topic back into this directory, unless another has opened it by now."""
-    from forebay.cli.holding import look_at
-    from forebay.format.metadata.descriptor import Phase
+    if run.url is not None:
+        from forebay.cli.brokers import asked_to
+        from forebay.wire.messages import ShardList
 
+        asked_to(run.url, name, "unseal", None, ShardList)
+        with run.reading() as log:
+            _say_open(log.topic(name))
+        return
     with run.writer() as log:
-        spec = log.topic(name).spec
-        found = look_at(run)
-        for partition, state in enumerate(found.states(spec)):
-            if state is not None and state.phase is not Phase.SEALED and state.holder not in (None, found.id):
-                raise Moved(
-                    f"{spec.name}[{partition}] has arrived in {found.directory_name(state.holder)}: seal it there, or "
-                    "move it back from there"
-                )
+        log.check_not_arrived(name)
         log.unseal_topic(name)
-        topic = log.topic(name)
-        for partition in range(spec.partitions):
-            # Asking opens it, and that is what takes it back.
-            say(f"{spec.name}[{partition}]: open here at offset {topic.offsets(partition).next}")
+        # Asking opens it, and that is what takes it back.
+        _say_open(log.topic(name))
 
 
 def export(
     run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = False, as_json: AsJson = False
 ) -> None:
     """Make everything appended so far history now, rather than at the next interval; say how far it reaches."""
-    from forebay.cli.holding import frontier_of, look_at
-    from forebay.format.metadata.descriptor import Phase
+    from forebay.topics import TopicName
 
-    with run.writer() as log:
-        spec = _spec_held_here(run, log, name)
-        states = look_at(run).states(spec)
-        if not all(state is not None and state.phase is Phase.SEALED for state in states):
-            with _progress(f"export {spec.name}") as on_file:
-                log.export_topic(name, on_file, accept_damage=accept_damage)
-        found = look_at(run)
-        for partition in range(spec.partitions):
-            exported = frontier_of(found, spec, partition)
-            if as_json:
-                say_json({"topic": str(spec.name), "partition": partition, "exported": exported})
-            else:
-                say(f"{spec.name}[{partition}]: history ends at offset {exported}")
+    export_there = partial(_exported_here, run) if run.url is None else partial(_exported_asked, run.url)
+    for partition, exported in enumerate(export_there(name, accept_damage=accept_damage)):
+        if as_json:
+            say_json({"topic": str(TopicName.parse(name)), "partition": partition, "exported": exported})
+        else:
+            say(f"{TopicName.parse(name)}[{partition}]: history ends at offset {exported}")
 
 
 def move(
@@ -137,6 +123,58 @@ def move(
         say_json(item)
     else:
         _say_move(item)
+
+
+def _sealed_here(run: Invocation, name: str, *, accept_damage: bool) -> list[dict[str, Any]]:
+    with run.writer() as log:
+        spec = log.topic(name).spec
+        log.check_held_here(name)
+        with _progress(f"seal {spec.name}") as on_file:
+            states = log.seal_topic(name, on_file=on_file, accept_damage=accept_damage)
+    return [sealed_item(spec, partition, state) for partition, state in enumerate(states)]
+
+
+def _sealed_asked(url: str, name: str, *, accept_damage: bool) -> list[dict[str, Any]]:
+    from forebay.cli.brokers import asked_to
+    from forebay.topics import TopicName
+    from forebay.wire.messages import Sealing, ShardList
+
+    sealed = asked_to(url, name, "seal", Sealing(accept_damage=accept_damage), ShardList)
+    return [
+        {
+            "topic": str(TopicName.parse(name)),
+            "partition": shard.partition,
+            "next": shard.next,
+            "last_committed": None if shard.next is None else shard.next - 1,
+            "sealed_by": shard.sealed_by,
+            "sealed_at": shard.sealed_at,
+            "target": shard.target,
+        }
+        for shard in sealed.shards
+    ]
+
+
+def _exported_here(run: Invocation, name: str, *, accept_damage: bool) -> list[int]:
+    with run.writer() as log:
+        spec = log.topic(name).spec
+        log.check_held_here(name)
+        if not all(shard.is_sealed for shard in log.recorded(name)):
+            with _progress(f"export {spec.name}") as on_file:
+                log.export_topic(name, on_file, accept_damage=accept_damage)
+        return [shard.exported for shard in log.recorded(name)]
+
+
+def _exported_asked(url: str, name: str, *, accept_damage: bool) -> list[int]:
+    from forebay.cli.brokers import asked_to
+    from forebay.wire.messages import Exporting, ShardList
+
+    exported = asked_to(url, name, "export", Exporting(accept_damage=accept_damage), ShardList)
+    return [shard.exported for shard in exported.shards]
+
+
+def _say_open(topic: TopicHandle) -> None:
+    for partition in range(topic.partitions):
+        say(f"{topic.name}[{partition}]: open here at offset {topic.offsets(partition).next}")
 
 
 def sealed_item(spec: TopicSpec, partition: int, state: ShardState) -> dict[str, Any]:
@@ -183,14 +221,6 @@ def _say_move(item: dict[str, Any]) -> None:
         say(f"{item['topic']} is promised to {there}: the process that has it open goes on at its next append")
     for path in item["left"]:
         say(f"files are left in {path}")
-
-
-def _spec_held_here(run: Invocation, log: Storage, name: str) -> TopicSpec:
-    from forebay.cli.holding import check_held_here, look_at
-
-    spec = log.topic(name).spec
-    check_held_here(look_at(run), spec)
-    return spec
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`forebay shard salvage`: records that a shard has set aside are brought back."""
+"""`forebay shard salvage`: records that a shard has set aside are brought back; the other commands of `shard`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forebay.cli import partitions
 from forebay.cli.commands import Commands, command
 from forebay.cli.invocation import AsJson, Invocation, TopicArgument
 from forebay.cli.terminal import meter, say, say_json
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from forebay.inspection.salvage import Listed, Salvage
     from forebay.storage import Topic
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, help="Look after single partitions.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, rich_markup_mode=None, help="List and look after single partitions."
+)
+partitions.register(app)
 
 PartitionOption = Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)]
 FromOption = Annotated[

@@ -14,13 +14,14 @@ from forebay.errors import UnknownTopic
 
 if TYPE_CHECKING:
     from forebay.storage.usage import TierUsage
+    from forebay.wire.messages import UsageItem
 
 Name = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="This topic alone.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(app, "du", examples=["forebay du", "forebay du shop/orders --json"])(usage)
+    command(app, "du", examples=["forebay du", "forebay du shop/orders --json"], by_url=True)(usage)
 
 
 def usage(run: Invocation, *, name: Name = None, as_json: AsJson = False) -> None:
@@ -29,7 +30,7 @@ def usage(run: Invocation, *, name: Name = None, as_json: AsJson = False) -> Non
     Changes nothing. Topics on engine rocksdb share one database, which is counted as a whole; those in memory take no
     bytes on disk. Copies of one record in two tiers count in both.
     """
-    found = _local(run, name)
+    found = _local(run, name) if run.url is None else _asked(run.url, name)
     if as_json:
         for one in found:
             say_json({"topic": one.topic, "tier": one.tier, "files": one.files, "bytes": one.bytes})
@@ -57,3 +58,14 @@ def _local(run: Invocation, name: str | None) -> Sequence[TierUsage]:
     if any(spec.engine is Engine.ROCKSDB for spec in found.topics if wanted in (None, spec.name)):
         sums.add_database(run.disk, database_of(found))
     return sums.sums()
+
+
+def _asked(url: str, name: str | None) -> Sequence[UsageItem]:
+    from forebay.cli.brokers import BrokerCalls
+    from forebay.client.transport import HttpCall
+    from forebay.topics import TopicName
+    from forebay.wire.messages import UsageList
+
+    query = {} if name is None else {"topic": str(TopicName.parse(name))}
+    with BrokerCalls.reached(url) as calls:
+        return calls.ask(HttpCall(method="GET", path="/v1/usage", query=query), UsageList).usage

@@ -27,8 +27,10 @@ from forebay.service.tokens import TokenBook
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.storage import BatchAck, Retained
 from forebay.storage.copying import Copied
+from forebay.storage.recorded import RecordedShard
 from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus, TopicStatus
+from forebay.storage.usage import TierUsage
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.wire.items import RecordColumns
 from forebay.wire.messages import LoadOffer
@@ -251,20 +253,29 @@ class Service:
         await self._log.delete_topic(name)
         self._topics.forget(name)
 
-    async def seal_topic(self, who: Principal, name: TopicName, *, target: str | None, accept_damage: bool) -> None:
+    async def seal_topic(
+        self, who: Principal, name: TopicName, *, target: str | None, accept_damage: bool
+    ) -> list[RecordedShard]:
         """End the topic here in order: all of it is history, and the next owner goes on exactly there."""
         check_may(who, AccessScope.ADMIN, name)
+        await self._log.check_held_here(name, target=target)
         await self._log.seal_topic(name, target=target, accept_damage=accept_damage)
+        return await self._log.recorded(name)
 
-    async def unseal_topic(self, who: Principal, name: TopicName) -> None:
+    async def unseal_topic(self, who: Principal, name: TopicName) -> list[RecordedShard]:
         """Take back a topic that was sealed here, unless another directory has it by now."""
         check_may(who, AccessScope.ADMIN, name)
+        await self._log.check_not_arrived(name)
         await self._log.unseal_topic(name)
+        return await self._log.recorded(name)
 
-    async def export_topic(self, who: Principal, name: TopicName, *, accept_damage: bool) -> None:
-        """On return everything appended before is history."""
+    async def export_topic(self, who: Principal, name: TopicName, *, accept_damage: bool) -> list[RecordedShard]:
+        """On return everything appended before is history. A topic that is sealed is, and stays so."""
         check_may(who, AccessScope.ADMIN, name)
-        await self._log.export_topic(name, accept_damage=accept_damage)
+        await self._log.check_held_here(name)
+        if not all(shard.is_sealed for shard in await self._log.recorded(name)):
+            await self._log.export_topic(name, accept_damage=accept_damage)
+        return await self._log.recorded(name)
 
     async def copy_topic(self, who: Principal, source: TopicName, target: TopicName) -> Copied:
         """Bring every record of one topic into another, each once."""
@@ -301,6 +312,20 @@ class Service:
         """How a partition was recovered when it was opened."""
         self._check_any(who, name)
         return await (await self._topics.get(name)).recovery(partition)
+
+    async def shards(self, who: Principal, name: TopicName) -> list[RecordedShard]:
+        """The partitions of a topic as they are recorded, whichever process owns them."""
+        check_may(who, AccessScope.ADMIN, name)
+        return await self._log.recorded(name)
+
+    def is_here(self, shard: RecordedShard) -> bool:
+        """Whether the data directory of this broker has the partition."""
+        return shard.state is not None and shard.state.holder == self._log.directory_id
+
+    async def usage(self, who: Principal, name: TopicName | None) -> list[TierUsage]:
+        """How many bytes each topic takes, tier by tier, or one topic alone."""
+        check_may(who, AccessScope.ADMIN, name)
+        return await self._log.usage(name)
 
     def is_open(self, ref: ShardRef) -> bool:
         """Whether this process owns the shard and has it open. Reads nothing but memory."""

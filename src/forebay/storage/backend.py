@@ -7,6 +7,7 @@ something asks for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from forebay.cleanup.deleted_topics import Deletions
@@ -26,6 +27,7 @@ from forebay.storage.moves import Moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import Shards
 from forebay.storage.subscriptions import Subscriptions
+from forebay.storage.usage import TierUsage
 from forebay.topics import TopicSpec
 from forebay.workers import Background
 
@@ -97,6 +99,9 @@ class WritableBackend(Backend, Protocol):
 
     def retain(self, shard: OwnedShard) -> int:
         """Remove local files of the shard by `retention`; how many."""
+
+    def usage(self, specs: Sequence[TopicSpec]) -> list[TierUsage]:
+        """See `Storage.usage`, of these topics."""
 
     def clear_moved(self) -> None:
         """See `Storage.clear_moved`."""

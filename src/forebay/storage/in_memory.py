@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from forebay.cleanup.deleted_topics import Deletions
@@ -29,6 +29,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current
 from forebay.storage.status import watch_shard
 from forebay.storage.subscriptions import Subscriptions
+from forebay.storage.usage import TierUsage
 from forebay.topics import Engine, TopicSpec
 from forebay.workers import Background
 
@@ -150,6 +151,10 @@ class InMemoryBackend:
         """See `WritableBackend`."""
         if spec.engine is not Engine.MEMORY:
             raise Unsupported(f'this log keeps everything in memory: create {spec.name} with durability "ephemeral"')
+
+    def usage(self, specs: Sequence[TopicSpec]) -> list[TierUsage]:
+        """See `WritableBackend`: there are no files."""
+        return []
 
     def moves_of(self, spec: TopicSpec) -> Moves:
         """Refused: topics in memory are not exported, sealed and moved."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 
+from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.catalog.metered import MeteredMetadata
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
@@ -45,6 +46,7 @@ from forebay.storage.shards import OwnerShards
 from forebay.storage.status import watch_shard
 from forebay.storage.stores import open_places
 from forebay.storage.subscriptions import Subscriptions
+from forebay.storage.usage import TierUsage, UsageSum, files_of, objects_of
 from forebay.topics import Engine, TopicSpec
 from forebay.wal.bounds import MemoryBounds
 from forebay.workers import Background, ItemWorker
@@ -307,6 +309,19 @@ class OwnerBackend:
         if spec.engine is not Engine.SEGMENT:
             raise refusal_of_moves(spec)
         return self._moves
+
+    def usage(self, specs: Sequence[TopicSpec]) -> list[TierUsage]:
+        """See `WritableBackend`."""
+        opened, sums = self.opened, UsageSum()
+        for ref in [ref for spec in specs if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]:
+            name = str(ref.spec.name)
+            sums.add(name, files_of(opened.disk, f"{opened.directory.shards}/{ref.id}"))
+            keys = ShardKeys(ref.spec.namespace, ref.spec.topic, ref.partition, opened.settings.metadata.prefix)
+            catalog = ShardCatalog(self.metadata, keys, ref.spec.topic_id, clock=opened.clock)
+            sums.add(name, objects_of(catalog.stored()))
+        if any(spec.engine is Engine.ROCKSDB for spec in specs):
+            sums.add_database(opened.disk, f"{opened.directory.path}/{ROCKSDB}")
+        return sums.sums()
 
     def retain(self, shard: OwnedShard) -> int:
         """See `WritableBackend`."""

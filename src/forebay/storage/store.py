@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import PurePath
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack
@@ -22,6 +23,7 @@ from forebay.partitioning import check_partition
 from forebay.records import check_offset
 from forebay.settings import Settings
 from forebay.shard import ShardRef, refs_of
+from forebay.shard.directories import directory_name
 from forebay.shard.ownership import MayOwn, anywhere
 from forebay.shard.seal import OnFile
 from forebay.storage.backend import Backend, WritableBackend
@@ -31,10 +33,12 @@ from forebay.storage.in_memory import IN_MEMORY, InMemoryBackend
 from forebay.storage.lifetime import Closing, Lifetime
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
+from forebay.storage.recorded import RecordedShard, check_held_here, check_not_arrived, recorded_shards
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.segments import SegmentPage, segment_page
 from forebay.storage.status import LogStatus, gauges, partition_statuses
 from forebay.storage.topic import Topic
+from forebay.storage.usage import TierUsage
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import WorkerStatus
 
@@ -288,6 +292,30 @@ class Storage:
         keys = ShardKeys(spec.namespace, spec.topic, partition, prefix)
         catalog = ShardCatalog(self._backend.metadata, keys, spec.topic_id, clock=self._clock)
         return segment_page(self._backend.shards.find(ShardRef(spec, partition)), catalog, start, limit)
+
+    def recorded(self, name: str | TopicName) -> list[RecordedShard]:
+        """The partitions of a topic as they are recorded, whichever process owns them. Waits for the metadata store."""
+        spec = self._definition(name)
+        return recorded_shards(self._backend.metadata, self.settings.metadata.prefix, spec, self._clock)
+
+    def check_held_here(self, name: str | TopicName, *, target: str | None = None) -> None:
+        """`Moved` if a directory other than `target` has some of the topic: to seal it here would be a take-over."""
+        spec, metadata, prefix = self._definition(name), self._backend.metadata, self.settings.metadata.prefix
+        name_of = partial(directory_name, metadata, prefix)
+        check_held_here(spec, self.recorded(name), self.directory_id, name_of, target=target)
+
+    def check_not_arrived(self, name: str | TopicName) -> None:
+        """`Moved` if another directory has opened some of the topic since it was sealed here."""
+        spec, metadata, prefix = self._definition(name), self._backend.metadata, self.settings.metadata.prefix
+        check_not_arrived(spec, self.recorded(name), self.directory_id, partial(directory_name, metadata, prefix))
+
+    def usage(self, name: str | TopicName | None = None) -> list[TierUsage]:
+        """How many files and bytes each topic takes here and in the store, tier by tier, as the catalog knows them.
+
+        Waits for the metadata store and for the disk; opens no shard.
+        """
+        backend = self._writable()
+        return backend.usage(self.topics() if name is None else [self._definition(name)])
 
     @property
     def path(self) -> str | None:

@@ -364,6 +364,50 @@ class PartitionList(msgspec.Struct, frozen=True):
     partitions: list[PartitionItem]
 
 
+class ShardItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition as the metadata store knows it, whichever process owns it."""
+
+    partition: int
+    phase: str
+    """`open`, `sealed`, …, or `new` for one that was never used."""
+    epoch: int
+    """Counts the owners of the partition."""
+    holder: str | None
+    """The id of the data directory that has its log files."""
+    here: bool
+    """Whether that is the directory of the broker."""
+    exported: int
+    """The end of its history."""
+    next: int | None = None
+    """Of a sealed one: where the next owner goes on."""
+    sealed_by: str | None = None
+    sealed_at: int | None = None
+    target: str | None = None
+    """Of a sealed one: the directory that alone may go on, if it is promised to one."""
+
+
+class ShardList(msgspec.Struct, frozen=True):
+    """The partitions of a topic."""
+
+    shards: list[ShardItem]
+
+
+class UsageItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What a topic takes in one tier; the database of engine `rocksdb` belongs to no single topic."""
+
+    topic: str | None
+    tier: str
+    """`log`, `sealed`, `aside`, `history` or `database`."""
+    files: int
+    bytes: int
+
+
+class UsageList(msgspec.Struct, frozen=True):
+    """How many bytes topics take, by topic and tier."""
+
+    usage: list[UsageItem]
+
+
 class LocalSegmentItem(msgspec.Struct, frozen=True, kw_only=True):
     """A log file `[start, end)` on the disk of the broker."""
 
