@@ -184,6 +184,35 @@ def test_an_exception_at_any_line_of_a_lone_append_loses_no_ack_and_the_log_goes
     assert broken[:10] == []
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_exception_at_any_line_of_a_healing_leaves_a_log_that_the_next_one_heals(
+    error: type[BaseException], ledger: Ledger
+) -> None:
+    """The log counted as healed while its queue still refused appends, until it was opened again."""
+    broken: list[str] = []
+    for line in range(1, LINES_MAX):
+        rig = Rig(simulated(), Durability.DISK).open()
+        rig.append()
+        rig.stage()
+        with pytest.raises(KeyboardInterrupt):
+            _traced_at(rig, "write_all", KeyboardInterrupt)
+        rig.note(Troubled())
+        interruption = Interruption(line, error)
+        traced(rig.wal.heal, interruption)
+        rig.clock.advance(2)
+        rig.shard.upkeep.maintain()
+        healthy = [rig.append(), rig.append(3)] == [AppendOutcome.ACKED] * 2
+        violations = [*check_log(rig.history(), rig.see())]
+        broken += [f"line {line}: {violation}" for violation in violations]
+        broken += [] if healthy and rig.wal.failure is None else [f"line {line}: {rig.wal.failure}"]
+        if not interruption.struck:
+            break
+        ledger.count("interrupted lines", commit="healing", error=error.__name__)
+    else:
+        pytest.fail("a healing has more lines than expected")
+    assert broken[:10] == []
+
+
 def test_a_lone_append_does_not_pass_through_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(simulated(), Durability.DISK).open()
     rig.append()
