@@ -133,9 +133,9 @@ class Follower(asyncio.Protocol):
 class Deliveries:
     """One record after the other, each delivered to a whole crowd; how long that took. For one event loop."""
 
-    def __init__(self, port: int, writer: web.Connection) -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._writer = writer
+        self._writer: web.Connection
         self._followers: list[Follower] = []
         self._sent_at = 0.0
         self._missing = 0
@@ -154,7 +154,9 @@ class Deliveries:
                 _, follower = await loop.create_connection(lambda: Follower(self), web.HOST, self._port)
                 self._followers.append(follower)
                 await asyncio.wait_for(follower.began, SECONDS)
-            yield
+            # Now: a connection on which no request comes for long is closed.
+            async with web.connected(self._port, 1) as (self._writer,):
+                yield
         finally:
             for follower in self._followers:
                 follower.transport.abort()
@@ -235,8 +237,7 @@ class CrowdFigures:
     async def run(self) -> None:
         """Deliver to a crowd, by itself and then beside clients that take nothing."""
         async with AsyncExitStack() as held:
-            (writer,) = await held.enter_async_context(web.connected(self._port, 1))
-            deliveries = Deliveries(self._port, writer)
+            deliveries = Deliveries(self._port)
             await held.enter_async_context(deliveries.crowd(CROWD))
             await deliveries.deliver()
             self.alone = await deliveries.run(ALONE_SECONDS, self._pid)
