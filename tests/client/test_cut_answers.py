@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import pytest
 
@@ -12,9 +13,12 @@ from forebay.client import RemoteLog, RemoteTopic
 from forebay.client.blocking import RemoteAck
 from tests.support.brokers import running_broker
 from tests.support.proxies import CuttingProxy, cutting_proxy
+from tests.support.soak import SOAK
 
 BYTES = 700
 """More than an append or its answer has, with all headers."""
+STEP: Final = 1 if SOAK else 47
+"""From one place of a cut to the next."""
 
 
 @pytest.fixture(scope="module")
@@ -87,23 +91,11 @@ def check_cuts(log: RemoteLog, proxy: CuttingProxy, where: str, partitions: int,
 def test_batches_of_a_producer_over_cut_connections_are_there_once_and_in_order(
     log: RemoteLog, proxy: CuttingProxy, where: str
 ) -> None:
-    check_batches(log, proxy, where, step=47)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["answer", "request"])
-def test_batches_of_a_producer_over_connections_that_are_cut_at_every_byte_are_there_once(
-    log: RemoteLog, proxy: CuttingProxy, where: str
-) -> None:
-    check_batches(log, proxy, where, step=1)
-
-
-def check_batches(log: RemoteLog, proxy: CuttingProxy, where: str, *, step: int) -> None:
-    topic = log.create_topic(f"cut/batches-{where}-{step}", partitions=3)
+    topic = log.create_topic(f"cut/batches-{where}", partitions=3)
     cut, before = (proxy.cut_answer if where == "answer" else proxy.cut_request), proxy.cuts
     sent: list[tuple[bytes, RemoteAck]] = []
     with topic.producer(linger_ms=0) as producer:
-        for place in range(0, BYTES, step):
+        for place in range(0, BYTES, STEP):
             cut(place)
             for row in range(6):
                 value = b"%d-%d" % (place, row)
@@ -111,7 +103,7 @@ def check_batches(log: RemoteLog, proxy: CuttingProxy, where: str, *, step: int)
             producer.flush()
     cut(1 << 40)
 
-    assert proxy.cuts - before > BYTES // step // 4
+    assert proxy.cuts - before > BYTES // STEP // 4
     records = list(topic.read())
     assert Counter(record.value for record in records) == Counter(value for value, _ in sent)
     offsets = {record.value: record.offset for record in records}
@@ -124,30 +116,18 @@ def check_batches(log: RemoteLog, proxy: CuttingProxy, where: str, *, step: int)
 
 @pytest.mark.parametrize("where", ["answer", "request"])
 def test_commits_over_cut_connections_move_a_group_once(log: RemoteLog, proxy: CuttingProxy, where: str) -> None:
-    check_commits(log, proxy, where, step=47)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["answer", "request"])
-def test_commits_over_connections_that_are_cut_at_every_byte_move_a_group_once(
-    log: RemoteLog, proxy: CuttingProxy, where: str
-) -> None:
-    check_commits(log, proxy, where, step=1)
-
-
-def check_commits(log: RemoteLog, proxy: CuttingProxy, where: str, *, step: int) -> None:
     """Every commit expects the one before it: one that was made twice, or not at all, would be refused."""
-    topic = log.create_topic(f"cut/commits-{where}-{step}")
+    topic = log.create_topic(f"cut/commits-{where}")
     topic.append_many([b"%d" % number for number in range(BYTES + 1)])
-    group = log.group(f"cut-{where}-{step}")
+    group = log.group(f"cut-{where}")
     cut, before, at = (proxy.cut_answer if where == "answer" else proxy.cut_request), proxy.cuts, 0
-    for number, place in enumerate(range(0, BYTES, step), 1):
+    for number, place in enumerate(range(0, BYTES, STEP), 1):
         cut(place)
         assert group.commit(topic.name, number, expected=at, note=f"n{number}") == number
         at = number
     cut(1 << 40)
 
-    assert proxy.cuts - before > BYTES // step // 4
+    assert proxy.cuts - before > BYTES // STEP // 4
     assert group.fetch(topic.name) == at
     assert group.note(topic.name) == f"n{at}"
 
@@ -185,21 +165,12 @@ def test_a_follower_over_cut_connections_gets_every_record_once(log: RemoteLog, 
 
 
 def test_a_stream_that_is_cut_goes_on_with_the_next_record(proxy: CuttingProxy, log: RemoteLog) -> None:
-    check_stream(log, proxy, step=61)
-
-
-@pytest.mark.slow
-def test_a_stream_that_is_cut_at_every_byte_goes_on_with_the_next_record(proxy: CuttingProxy, log: RemoteLog) -> None:
-    check_stream(log, proxy, step=1)
-
-
-def check_stream(log: RemoteLog, proxy: CuttingProxy, *, step: int) -> None:
     """The follower alone goes through the proxy: every cut is one of its stream, or of the answer that begins it."""
     with forebay.connect(proxy.target) as direct:
-        topic = direct.create_topic(f"cut/stream-{step}", partitions=2)
+        topic = direct.create_topic("cut/stream", partitions=2)
         appended = 0
         with log.topic(topic.name).follow(forebay.EARLIEST, timeout=60) as following:
-            for place in range(0, BYTES, step):
+            for place in range(0, BYTES, STEP):
                 before = proxy.cuts
                 proxy.cut_answer(place)
                 while proxy.cuts == before:
