@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import Invalid, TooLarge
+from forebay.format.columns.rows import ColumnBytes
 from forebay.format.frame.batch import batch_of, encode_arrow
 from forebay.wire import bodies
 from forebay.wire.arrow_streams import MESSAGES_MAX, measure, write_stream
@@ -39,9 +40,19 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
+def flat(columns: ColumnBytes) -> tuple[object, ...]:
+    return columns._replace(parts=[b"".join(columns.parts)])
+
+
 def stored(body: bytes, limits: BodyLimits = LIMITS) -> list[tuple[object, ...]]:
-    """What the log would hold of a body, row by row: value, key, tag, headers, timestamp."""
-    found = batch_of(encode_arrow(bodies.decode_arrow(body, limits), NOW), base=0, epoch=1, appended_at=0)
+    """What the log would hold of a body, row by row: value, key, tag, headers, timestamp.
+
+    Straight from the buffers of the stream, where that is possible, it is the same to the last byte.
+    """
+    columns = encode_arrow(bodies.decode_arrow(body, limits), NOW)
+    plain = bodies.decode_plain_arrow(body, limits, NOW)
+    assert plain is None or flat(plain) == flat(columns)
+    found = batch_of(columns, base=0, epoch=1, appended_at=0)
     return [(one.value, one.key, one.tag, one.headers, one.timestamp) for one in found.records(0)]
 
 
@@ -195,6 +206,74 @@ def test_a_column_named_twice_is_refused() -> None:
 
     with pytest.raises(Invalid, match="used twice"):
         stored(stream([twice]))
+
+
+# Streams that are taken as they are
+
+
+TIMES = (pa.int64(), pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
+
+
+@pytest.mark.parametrize("kind", TIMES, ids=str)
+def test_the_buffers_of_a_plain_stream_are_stored_as_they_are(kind: pa.DataType) -> None:
+    values, keys = [b"a", b"", b"longer than twelve bytes"], [b"k", b"key", b""]
+    rows = batch(timestamp=pa.array([3, 1, 2], kind), key=pa.array(keys), value=pa.array(values))
+    ended = stream([rows])
+    for body in (ended, ended[:-8], stream([rows.slice(1)]), stream([rows.select(["value"])])):
+        assert bodies.decode_plain_arrow(body, LIMITS, NOW) is not None
+        assert stored(body)
+    assert stored(ended) == [(v, k, None, (), t) for v, k, t in zip(values, keys, (3, 1, 2), strict=True)]
+    assert [row[4] for row in stored(stream([rows.select(["value"])]))] == [NOW] * 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        stream([batch(value=pa.array([b"a", None]))]),
+        stream([batch(value=pa.array(["a"]))]),
+        stream([batch(value=pa.array([b"a"]), tag=pa.array(["a"]))]),
+        stream([batch(value=pa.array([b"a"]), timestamp=pa.array([1], pa.timestamp("us")))]),
+        stream([batch(value=pa.array([b"a"]))] * 2),
+        stream([batch(value=pa.array([b"a"]))], "zstd"),
+        stream([batch(value=pa.array([], pa.binary()))]),
+        stream([batch(value=pa.array([b"a"])).replace_schema_metadata({"m": "x" * 5000})]),
+        b"",
+    ],
+    ids=["null", "text", "tag", "microseconds", "two batches", "compressed", "no rows", "long schema", "nothing"],
+)
+def test_other_streams_are_read_by_arrow(body: bytes) -> None:
+    assert bodies.decode_plain_arrow(body, LIMITS, NOW) is None
+
+
+def test_a_plain_stream_keeps_to_the_limits() -> None:
+    body = stream([batch(value=pa.array([b"aaaa"] * 100))])
+    for limits in (BodyLimits(1024 * 1024, 99), BodyLimits(len(body) - 1, 1000)):
+        with pytest.raises(TooLarge):
+            bodies.decode_plain_arrow(body, limits, NOW)
+
+
+PLAIN = stream([batch(value=pa.array([b"a", b"bc", b""]), key=pa.array([b"k"] * 3), timestamp=pa.array([1, 2, 3]))])
+
+
+@settings(max_examples=500)
+@given(st.integers(0, len(PLAIN) - 1), st.integers(0, 255), st.integers(0, len(PLAIN) - 1), st.integers(0, 255))
+def test_any_two_bytes_of_a_plain_stream_may_be_wrong(first: int, one: int, second: int, other: int) -> None:
+    body = bytearray(PLAIN)
+    body[first], body[second] = one, other
+
+    plain = bodies.decode_plain_arrow(bytes(body), LIMITS, NOW)
+    if plain is not None:
+        batch_of(plain, base=0, epoch=1, appended_at=0).records(0)
+    try:
+        stored(bytes(body))
+    except Invalid:
+        return
+
+
+def test_a_plain_stream_that_is_cut_is_not_taken() -> None:
+    for body in (PLAIN, stream([batch(value=pa.array([b"a", b"longer than twelve bytes"]))])):
+        ends = set(range(len(body))) - {len(body) - 8}
+        assert [end for end in ends if bodies.decode_plain_arrow(body[:end], LIMITS, NOW) is not None] == []
 
 
 # Streams that are not sound

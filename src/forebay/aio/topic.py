@@ -17,6 +17,7 @@ from forebay.appends.queue import QueueFull
 from forebay.arguments import checked_arrow, checked_seconds, checked_values
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import ForebayError, Unavailable
+from forebay.format.columns.rows import ColumnBytes
 from forebay.format.frame.batch import Batch
 from forebay.live import Render, WatchedTopic, Watcher
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX, Page, Reach
@@ -270,6 +271,21 @@ class AsyncTopic:
     ) -> BatchAck:
         """See `Topic.append_arrow_nowait`, and `append_many_nowait` here."""
         records = await self._prepared_arrow(batch, partition, producer, sequence, previous)
+        return await self._queue_batch(self._appender.prepared(records), is_patient=False)
+
+    async def append_columns_nowait(
+        self,
+        columns: ColumnBytes,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> BatchAck:
+        """As `append_arrow_nowait`, for rows that are encoded as they are stored: for servers."""
+        records = self._appender.prepare_columns(
+            columns, partition=partition, producer=producer, sequence=sequence, previous=previous
+        )
         return await self._queue_batch(self._appender.prepared(records), is_patient=False)
 
     async def _prepared_many(

@@ -11,12 +11,13 @@ from msgspec import Meta
 
 from forebay.broker.app import Broker
 from forebay.broker.exchange import HttpAnswer, Request
-from forebay.broker.records import LOOP_BYTES_MAX, received
+from forebay.broker.records import received
 from forebay.broker.routes import NoQuery, Route
 from forebay.broker.topics import LISTED, LISTED_MAX, TOPIC
 from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
 from forebay.errors import Invalid
 from forebay.loads.topic import LOOK_SECONDS, LOOK_SECONDS_MAX
+from forebay.pages import LOOP_BYTES_MAX
 from forebay.service.principals import AccessScope
 from forebay.wire import bodies
 from forebay.wire.bodies import MediaType

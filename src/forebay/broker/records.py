@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from functools import partial
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -20,20 +20,24 @@ from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.routes import Route
 from forebay.broker.topics import TOPIC
 from forebay.errors import Invalid
-from forebay.pages import Page, Reach
+from forebay.format.columns.rows import ColumnBytes
+from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX, Page, Reach
 from forebay.records import Position
 from forebay.service.principals import AccessScope
 from forebay.service.service import AppendRecords, DeleteRecords
+from forebay.storage import BatchAck
 from forebay.wire import answers, bodies
 from forebay.wire.answers import BatchPage, PageMarks
 from forebay.wire.bodies import MediaType
 from forebay.wire.compression import decompress_body
+from forebay.wire.items import RecordColumns
 from forebay.wire.limits import BodyLimits
 from forebay.wire.messages import AppendedRanges, Deleted, OffsetRangeItem
 from forebay.wire.positions import parse_start
 
-LOOP_BYTES_MAX: Final = 256 * 1024
-"""Larger bodies and pages are decoded and encoded by a thread: the loop would stand still for a millisecond or more."""
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 KEY_PRODUCERS: Final = 1 << 63
 """Producers from here on are made of idempotency keys, and used by routers; clients choose from those below."""
 IDEMPOTENCY_KEY_CHARACTERS_MAX: Final = 256
@@ -43,6 +47,8 @@ PAGE_RECORDS_MAX: Final = 1_000_000
 PAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 APPEND_MEDIA: Final = (MediaType.JSON, MediaType.NDJSON, MediaType.ARROW, MediaType.RAW)
 READ_MEDIA: Final = (MediaType.JSON, MediaType.NDJSON, MediaType.ARROW, MediaType.FRAMES)
+RECORD_MARKS: Final = {MediaType.JSON: b"{", MediaType.NDJSON: b"\n"}
+"""What every record of a body has at least once."""
 
 
 class AppendQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -94,15 +100,16 @@ async def append_records(broker: Broker, request: Request) -> HttpAnswer:
     service, who, name = broker.service, request.principal, request.topic
     service.check_append(who, name)
     query = request.query(AppendQuery)
+    media = MediaType.parse(request.header(b"content-type") or MediaType.JSON)
     limits = BodyLimits(broker.settings.body_bytes_max, broker.settings.batch_records_max)
     body = await received(broker, request)
-    decode = partial(_decode, request, query, body, limits, broker.clock.now_ms())
-    records = decode() if len(body) <= LOOP_BYTES_MAX else await broker.compute(decode)
+    decode = partial(_decode, request, query, media, body, limits, broker.clock.now_ms())
+    records = await broker.compute(decode) if _holds_a_loop(media, body) else decode()
     ack = await service.append(who, name, records)
     ranges = [OffsetRangeItem(*each) for each in ack.ranges]
     if ranges:
         request.partition, request.offset = ranges[0].partition, ranges[0].first
-    if query.offsets and len(ranges) > 1:
+    if query.offsets and isinstance(ack, BatchAck) and len(ranges) > 1:
         # Every partition has answered, so every record has its offset.
         return HttpAnswer.of(AppendedRanges(ranges, [offset for offset in ack.offsets() if offset is not None]))
     return HttpAnswer.of(AppendedRanges(ranges))
@@ -121,17 +128,27 @@ async def received(broker: Broker, request: Request) -> bytes:
     return plain
 
 
-def _decode(request: Request, query: AppendQuery, body: bytes, limits: BodyLimits, now_ms: int) -> AppendRecords:
+def _holds_a_loop(media: MediaType, body: bytes) -> bool:
+    """Whether to decode the body in the event loop would hold it: many small records take as long as a large body."""
+    if len(body) > LOOP_BYTES_MAX:
+        return True
+    mark = RECORD_MARKS.get(media)
+    return mark is not None and body.count(mark) > LOOP_RECORDS_MAX
+
+
+def _decode(
+    request: Request, query: AppendQuery, media: MediaType, body: bytes, limits: BodyLimits, now_ms: int
+) -> AppendRecords:
     """The records of a body. In the event loop, or in a thread."""
-    media = MediaType.parse(request.header(b"content-type") or MediaType.JSON)
     if media is not MediaType.RAW and (query.key or query.key_b64 or query.tag or query.timestamp or query.header):
         raise Invalid(f"key, tag, timestamp and header in the address are for a body of {MediaType.RAW}")
+    columns: RecordColumns | ColumnBytes | pa.RecordBatch
     if media is MediaType.JSON:
         columns = bodies.decode_json(body, limits, now_ms)
     elif media is MediaType.NDJSON:
         columns = bodies.decode_ndjson(body, limits, now_ms)
     elif media is MediaType.ARROW:
-        columns = bodies.decode_arrow(body, limits)
+        columns = bodies.decode_plain_arrow(body, limits, now_ms) or bodies.decode_arrow(body, limits)
     elif media is MediaType.RAW:
         columns = bodies.decode_raw(
             body,
@@ -184,7 +201,12 @@ async def read_records(broker: Broker, request: Request) -> HttpAnswer:
     size = sum(int(batch.sizes().sum()) for batch in page.batches)
     # A single batch may be larger than what was reserved. Pages that wait for a thread are in memory, too.
     request.admitted.hold(size)
-    return encode() if size <= LOOP_BYTES_MAX else await broker.compute(encode)
+    return await broker.compute(encode) if size > LOOP_BYTES_MAX or _is_crowded(page, media) else encode()
+
+
+def _is_crowded(page: BatchPage, media: MediaType) -> bool:
+    """Whether the records of the page, each of which becomes an object, are many, however small."""
+    return media in RECORD_MARKS and sum(batch.count for batch in page.batches) > LOOP_RECORDS_MAX
 
 
 async def _page(broker: Broker, request: Request, topic: AsyncTopic, query: ReadQuery, offset: int) -> BatchPage:

@@ -34,6 +34,7 @@ from forebay.service.service import Service
 from forebay.service.tokens import TokenBook
 from forebay.settings import RuntimeSettings, ServerSettings, Settings
 from forebay.storage.in_memory import IN_MEMORY
+from forebay.wire import bodies
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +151,9 @@ class BrokerRun:
             await asyncio.to_thread(tokens.close)
 
     async def _recover(self, log: AsyncLog, tokens: TokenBook | None) -> None:
-        recovered = await log.recover(self.broker.note_progress)
+        _, recovered = await asyncio.gather(
+            asyncio.to_thread(bodies.load_arrow), log.recover(self.broker.note_progress)
+        )
         for failed in recovered.failed:
             logger.error("%s is not served: %s", failed.ref, failed.error)
         quotas = Quotas(self._settings.server, self._clock)

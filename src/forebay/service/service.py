@@ -17,6 +17,7 @@ from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
 from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
 from forebay.errors import Invalid, Moved, Unauthenticated, Unavailable
+from forebay.format.columns.rows import ColumnBytes
 from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
 from forebay.records import CommitAck, GroupOffset, Offsets, Position
@@ -25,7 +26,7 @@ from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, chec
 from forebay.service.quotas import Quotas
 from forebay.service.tokens import TokenBook
 from forebay.shard import RecoveryDecision, ShardRef
-from forebay.storage import BatchAck, Retained
+from forebay.storage import Ack, BatchAck, Retained
 from forebay.storage.copying import Copied
 from forebay.storage.recorded import RecordedShard
 from forebay.storage.segments import SegmentPage
@@ -52,17 +53,19 @@ TOPICS_KEPT: Final = 100_000
 class AppendRecords:
     """Records to be appended, decoded, and who produces them."""
 
-    columns: RecordColumns | pa.RecordBatch
+    columns: RecordColumns | ColumnBytes | pa.RecordBatch
     partition: int | None = None
     """Where all of them go; left out, keys decide, and records without a key take turns."""
     producer: int | None = None
     sequence: int | None = None
     previous: int | None = None
 
-    async def queue(self, topic: AsyncTopic) -> BatchAck:
+    async def queue(self, topic: AsyncTopic) -> Ack | BatchAck:
         """Queue them; `Throttled` at once where there is no room."""
         columns = self.columns
         if isinstance(columns, RecordColumns):
+            if len(columns.values) == 1 and self.producer is None and self.sequence is None and self.previous is None:
+                return await self._queue_one(topic, columns)
             return await topic.append_many_nowait(
                 columns.values,
                 keys=columns.keys,
@@ -74,12 +77,26 @@ class AppendRecords:
                 sequence=self.sequence,
                 previous=self.previous,
             )
-        return await topic.append_arrow_nowait(
-            columns,
+        append = {
+            "partition": self.partition,
+            "producer": self.producer,
+            "sequence": self.sequence,
+            "previous": self.previous,
+        }
+        if isinstance(columns, ColumnBytes):
+            return await topic.append_columns_nowait(columns, **append)
+        return await topic.append_arrow_nowait(columns, **append)
+
+    async def _queue_one(self, topic: AsyncTopic, columns: RecordColumns) -> Ack:
+        """Queue the only record, which then shares a frame with those of other requests."""
+        values, keys, tags, headers, timestamps = columns
+        return await topic.append_nowait(
+            values[0],
+            key=None if keys is None else keys[0],
+            tag=None if tags is None else tags[0],
+            headers=None if headers is None else headers[0],
+            timestamp=None if timestamps is None else timestamps[0],
             partition=self.partition,
-            producer=self.producer,
-            sequence=self.sequence,
-            previous=self.previous,
         )
 
 
@@ -342,7 +359,7 @@ class Service:
         """`Forbidden` unless the caller may append to the topic: asked before a body is read."""
         check_may(who, AccessScope.WRITE, name)
 
-    async def append(self, who: Principal, name: TopicName, records: AppendRecords) -> BatchAck:
+    async def append(self, who: Principal, name: TopicName, records: AppendRecords) -> Ack | BatchAck:
         """Append records, those of a partition together; on return every partition has acknowledged its share."""
         check_may(who, AccessScope.WRITE, name)
         topic = await self._topics.get(name)

@@ -99,6 +99,11 @@ class Ack(Ticket):
                 raise Indeterminate(f"not acknowledged within {timeout} s: it may still be; ask again")
         return super().result()
 
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """The record, once it is acknowledged; see `BatchAck.ranges`."""
+        return (OffsetRange(self.partition, self.offset, 1),) if self.done and self.error is None else ()
+
     def note_writer(self, writer: AckWriter) -> None:
         """The append is queued there: `result` does not wait in a thread that is at writing it.
 

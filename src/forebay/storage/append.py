@@ -32,8 +32,8 @@ from forebay.arguments import (
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Invalid, Unavailable
-from forebay.format.columns.rows import ColumnBytes, Columns, Row, encode_columns
-from forebay.format.frame.batch import encode_arrow, key_strip
+from forebay.format.columns.rows import KEYS, ColumnBytes, Columns, Row, encode_columns
+from forebay.format.frame.batch import batch_of, encode_arrow, key_strip
 from forebay.partitioning import Partitioner, Partitions
 from forebay.records import HeadersLike, OffsetRange
 from forebay.settings import WalSettings
@@ -261,6 +261,29 @@ class Appender:
         parts = self._arrow_parts_of(batch, partition, producer or 0)
         is_keyed = partition is None and self._partitioner.partitions > 1 and "key" in batch.schema.names
         return Records(parts, batch.num_rows, _in_each(producing, parts) if is_keyed else producing)
+
+    def prepare_columns(
+        self,
+        columns: ColumnBytes,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> Records:
+        """Records that are encoded already, as `encode_arrow` encodes them; see `prepare_many`."""
+        if columns.flags & KEYS and partition is None and self._partitioner.partitions > 1:
+            rows = batch_of(columns, base=0, epoch=0, appended_at=0).to_arrow(0, ("timestamp", "key", "value"))
+            return self.prepare_arrow(
+                rows, partition=partition, producer=producer, sequence=sequence, previous=previous
+            )
+        if partition is not None:
+            checked_partition(partition)
+        producing = checked_producing(producer, sequence, previous)
+        chosen = self._partitioner.choose_many(None, columns.count, partition=partition, producer=producer or 0)
+        assert isinstance(chosen, int), "records without keys stay together"
+        self._check_size(columns.size)
+        return Records([PartitionShare(chosen, columns, None)], columns.count, producing)
 
     # One record
 

@@ -13,19 +13,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import Invalid, TooLarge, Unsupported
+from forebay.format.columns.rows import KEYS, ColumnBytes, PaddedBuffers
+from forebay.records import TIMESTAMP_MAX
 from forebay.wire.limits import BodyLimits
 
 MESSAGES_MAX: Final = 10_000
+_SCHEMA_BYTES_MAX: Final = 4096
+"""A larger schema is read each time: what is remembered stays small."""
 _SCHEMA, _DICTIONARY, _RECORDS = 1, 2, 3
 _CONTINUES: Final = 0xFFFFFFFF
 _PREFIX: Final = struct.Struct("<Ii")
+_END: Final = _PREFIX.pack(_CONTINUES, 0)
 _I32: Final = struct.Struct("<i").unpack_from
 _U32: Final = struct.Struct("<I").unpack_from
 _U16: Final = struct.Struct("<H").unpack_from
@@ -36,6 +43,11 @@ _HEADER_BYTES: Final = 8
 _PLAIN: Final = frozenset(
     kind.id for kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.int64(), pa.timestamp("ms"))
 )
+
+
+_MILLISECONDS: Final = (pa.int64(), pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
+_PLAIN_TYPES: Final = {"value": (pa.binary(),), "key": (pa.binary(),), "timestamp": _MILLISECONDS}
+"""Columns whose buffers are those that are stored, by name."""
 
 
 class StreamSize(NamedTuple):
@@ -93,6 +105,122 @@ def write_stream(batches: Sequence[tuple[pa.RecordBatch, Mapping[str, str] | Non
         for batch, metadata in batches:
             writer.write_batch(batch, custom_metadata=metadata)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+# Plain streams
+
+
+def read_plain(body: bytes, limits: BodyLimits, timestamp: int) -> ColumnBytes | None:
+    """The columns of a stream as they are stored, straight from its buffers; `timestamp` (ms) for those without one.
+
+    `None` for a stream of any other kind than the commonest one: a single batch of values, keys and milliseconds, none
+    of them null and nothing compressed. And `None` for one that is not sound: `read_batch` says what is wrong with it.
+    """
+    try:
+        schema_end = _PREFIX.size + _PREFIX.unpack_from(body)[1]
+        if not _PREFIX.size < schema_end <= _SCHEMA_BYTES_MAX:
+            return None
+        names = _plain_schema(body[:schema_end])
+        found = None if names is None else _plain_batch(body, schema_end)
+        if names is None or found is None:
+            return None
+        limits.check_records(found.rows)
+        limits.check_bytes(sum([length for _, length in found.buffers]))
+        return _plain_columns(found, names, timestamp)
+    except (struct.error, IndexError, ValueError):
+        return None
+
+
+class _PlainBatch(NamedTuple):
+    """The only batch of a stream: nothing in it is null or compressed."""
+
+    content: memoryview
+    rows: int
+    columns: int
+    buffers: list[tuple[int, int]]
+    """Where each begins in the content, and its length."""
+
+
+@lru_cache(maxsize=256)
+def _plain_schema(message: bytes) -> tuple[str, ...] | None:
+    """The names of the columns that a schema message describes, if all of them are plain."""
+    head = message[_PREFIX.size :]
+    table = _U32(head, 0)[0]
+    header = _field(head, table, 2)
+    endianness = _field(head, header + _U32(head, header)[0], 0)
+    if endianness and _U16(head, endianness)[0]:
+        return None
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    names = tuple(schema.names)
+    are_plain = all(field.type in _PLAIN_TYPES.get(field.name, ()) for field in schema)
+    return names if are_plain and "value" in names and len(set(names)) == len(names) else None
+
+
+def _plain_batch(body: bytes, position: int) -> _PlainBatch | None:
+    """The batch whose message is at `position`, if the stream ends behind it."""
+    mark, length = _PREFIX.unpack_from(body, position)
+    start = position + _PREFIX.size + length
+    if mark != _CONTINUES or length <= 0:
+        return None
+    head = body[position + _PREFIX.size : start]
+    table = _U32(head, 0)[0]
+    kind, header, size = (_field(head, table, slot) for slot in (1, 2, 3))
+    end = start + _I64(head, size)[0]
+    if head[kind] != _RECORDS or not start <= end <= len(body) or body[end:] not in (b"", _END):
+        return None
+    batch = header + _U32(head, header)[0]
+    rows = _I64(head, _field(head, batch, 0))[0]
+    nodes = _pairs(head, batch, 1)
+    if rows <= 0 or nodes != [(rows, 0)] * len(nodes) or _field(head, batch, 3) or _field(head, batch, 4):
+        return None
+    buffers = _pairs(head, batch, 2)
+    if any(at < 0 or length < 0 or at + length > end - start for at, length in buffers):
+        return None
+    return _PlainBatch(memoryview(body)[start:end], rows, len(nodes), buffers)
+
+
+def _pairs(head: bytes, table: int, slot: int) -> list[tuple[int, int]]:
+    """A vector of pairs of numbers."""
+    at = _field(head, table, slot)
+    vector = at + _U32(head, at)[0]
+    count = _U32(head, vector)[0]
+    return list(_BUFFER.iter_unpack(head[vector + 4 : vector + 4 + _BUFFER.size * count]))
+
+
+def _plain_columns(found: _PlainBatch, names: tuple[str, ...], timestamp: int) -> ColumnBytes | None:
+    """The columns in the order in which they are stored; `None` if the buffers are not those of these columns."""
+    content, rows, columns, buffers = found
+    if columns != len(names) or len(buffers) != 3 * columns - ("timestamp" in names):
+        return None
+    stamps = np.full(rows, timestamp, "<i8")
+    binary: dict[str, tuple[npt.NDArray[np.int32], memoryview]] = {}
+    rest = iter(buffers)
+    for name in names:
+        (_, bitmap_bytes), (at, size) = next(rest), next(rest)
+        if bitmap_bytes:
+            return None
+        if name == "timestamp":
+            stamps = np.frombuffer(content[at : at + size], "<i8", rows)
+            continue
+        offsets = np.frombuffer(content[at : at + size], "<i4", rows + 1)
+        at, size = next(rest)
+        first, last = int(offsets[0]), int(offsets[-1])
+        if not 0 <= first <= last <= size or (offsets[1:] < offsets[:-1]).any():
+            return None
+        binary[name] = (offsets - offsets[0] if first else offsets, content[at + first : at + last])
+    low, high = (int(stamps.min()), int(stamps.max())) if "timestamp" in names else (timestamp, timestamp)
+    if not -TIMESTAMP_MAX <= low <= high <= TIMESTAMP_MAX:
+        return None
+    out = PaddedBuffers()
+    out.add_array(stamps)
+    for name in ("value", "key"):
+        if name in binary:
+            out.add_array(binary[name][0])
+            out.add(binary[name][1])
+    return ColumnBytes(KEYS if "key" in binary else 0, rows, out.parts, out.size, low, high)
 
 
 # Measuring

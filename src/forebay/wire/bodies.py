@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import Invalid, Unsupported
+from forebay.format.columns.rows import ColumnBytes
 from forebay.records import HEADERS_MAX, TAG_BYTES_MAX, TIMESTAMP_MAX, Headers
 from forebay.wire.items import (
     LINE_DECODER,
@@ -109,12 +110,29 @@ def encode_ndjson(columns: RecordColumns) -> bytes:
     return _ENCODER.encode_lines(columns_items(columns))
 
 
+def load_arrow() -> None:
+    """Load the libraries that Arrow bodies need, which takes a while: a server does so before the first one comes."""
+    from forebay.format.columns import arrow  # noqa: F401, PLC0415 - loaded only where it is used
+    from forebay.wire import arrow_streams  # noqa: F401, PLC0415
+
+
 def decode_arrow(body: bytes, limits: BodyLimits) -> pa.RecordBatch:
     """The rows of an Arrow IPC stream as one batch, whole and sound, for `append_arrow`."""
     from forebay.wire import arrow_streams  # noqa: PLC0415 - loaded only where it is used
 
     limits.check_bytes(len(body))
     return arrow_streams.read_batch(body, limits)
+
+
+def decode_plain_arrow(body: bytes, limits: BodyLimits, now_ms: int) -> ColumnBytes | None:
+    """The columns of the commonest kind of Arrow IPC stream, as they are stored; `None` for `decode_arrow` to read.
+
+    `now_ms` is the time of rows that bring none.
+    """
+    from forebay.wire import arrow_streams  # noqa: PLC0415 - loaded only where it is used
+
+    limits.check_bytes(len(body))
+    return arrow_streams.read_plain(body, limits, now_ms)
 
 
 def encode_arrow(batches: Sequence[pa.RecordBatch]) -> bytes:
