@@ -319,7 +319,7 @@ def test_an_error_that_ends_a_stream_does_not_name_the_directory(
     with running_broker(tmp_path / "data") as broker, broker.client() as client:
         name = made(client)
 
-        async def fail(watcher: Watcher[bytes]) -> None:
+        async def fail(watcher: Watcher[bytes], until: float) -> None:
             raise Corrupt(f"what is in {tmp_path / 'data'} cannot be read")
 
         monkeypatch.setattr(Watcher, "take", fail)
@@ -353,7 +353,7 @@ def test_a_failure_of_the_broker_ends_a_stream_with_an_event_and_a_line_in_the_l
 ) -> None:
     name = made(client)
 
-    async def fail(watcher: Watcher[bytes]) -> None:
+    async def fail(watcher: Watcher[bytes], until: float) -> None:
         raise RuntimeError("/a/path/of/ours is wrong")
 
     monkeypatch.setattr(Watcher, "take", fail)

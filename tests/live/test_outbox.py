@@ -18,7 +18,7 @@ from forebay.format.frame.batch import Batch
 from forebay.live import Delivered, WatchedTopic, Watcher, deadlines
 from forebay.live.feeds import CROWD_MIN, SharedPage
 from forebay.live.outbox import Outbox
-from forebay.pages import LOOP_BYTES_MAX
+from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.storage import Storage
 from tests.live.test_watchers import Room, run
 from tests.storage.rig import quick, wal_of
@@ -201,6 +201,49 @@ def test_a_page_that_would_hold_the_loop_is_rendered_by_a_thread(tmp_path: Path)
 
         here_id = threading.get_ident()
         assert [thread == here_id for thread in threads] == [True, False, True]
+
+    with forebay.open(tmp_path, quick()) as log:
+        run(log, use)
+
+
+def test_a_watcher_waits_until_a_time_goes_on_after_it_and_says_when_it_has_ended(tmp_path: Path) -> None:
+    async def use(log: Storage, here: Room) -> None:
+        topic = log.create_topic("t")
+        watching = watcher(here, topic)
+        loop = asyncio.get_running_loop()
+        for until_time in (loop.time() - 1, loop.time() + 0.03):
+            assert await watching.take(until_time) is None
+            assert loop.time() >= until_time
+            assert not watching.is_closed
+        waiting = asyncio.create_task(watching.take(loop.time() + 3600))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(topic.append, b"v")
+        found = await waiting
+        assert found is not None
+        assert list(found.rows) == [b"v"]
+        waiting = asyncio.create_task(watching.take(loop.time() + 3600))
+        await asyncio.sleep(0)
+        watching.close()
+        assert await waiting is None
+        assert watching.is_closed
+
+    with forebay.open(tmp_path, quick()) as log:
+        run(log, use)
+
+
+def test_many_small_records_are_rendered_by_a_thread(tmp_path: Path) -> None:
+    threads: list[str] = []
+
+    def render(batch: Batch, partition: int) -> Sequence[bytes | None]:
+        threads.append(threading.current_thread().name)
+        return batch.values()
+
+    async def use(log: Storage, here: Room) -> None:
+        topic = log.create_topic("t")
+        topic.append_many([b""] * (LOOP_RECORDS_MAX + 1))
+        watching = Watcher(here.feeds, [WatchedTopic.from_start(topic, render, EARLIEST)])
+        assert len((await given(watching)).rows) == LOOP_RECORDS_MAX + 1
+        assert threading.current_thread().name not in threads
 
     with forebay.open(tmp_path, quick()) as log:
         run(log, use)

@@ -85,27 +85,24 @@ async def _pieces(
 
     What ends the stream but the broker itself is its last event: an error.
     """
-    heartbeat_s = broker.settings.heartbeat_interval_ms / 1000
+    loop, heartbeat_s = asyncio.get_running_loop(), broker.settings.heartbeat_interval_ms / 1000
     try:
         place = _place(topics, watcher)
         yield events.encode_retry(RETRY_MS) + place
         while True:
-            try:
-                async with asyncio.timeout(heartbeat_s):
-                    found = await watcher.take()
-            except TimeoutError:
-                # Pages without a record for this client have moved the place, too: it need not read them again.
-                before, place = place, _place(topics, watcher)
-                yield events.HEARTBEAT if place == before else place + events.HEARTBEAT
-                continue
-            if found is None:
+            found = await watcher.take(loop.time() + heartbeat_s)
+            if found is None and watcher.is_closed:
                 if lasting.error is not None:
                     raise lasting.error
                 # The broker ends: the client connects to the next one and goes on.
                 return
             # Raises where partitions were added, and one place cannot carry them all.
-            place = _place(topics, watcher)
-            yield b"".join((*_gaps(found), *found.rows, place))
+            before, place = place, _place(topics, watcher)
+            if found is not None:
+                yield b"".join((*_gaps(found), *found.rows, place))
+            else:
+                # Pages without a record for this client have moved the place, too: it need not read them again.
+                yield events.HEARTBEAT if place == before else place + events.HEARTBEAT
     except Exception as error:
         if not isinstance(error, ForebayError):
             logger.exception("a live stream failed")

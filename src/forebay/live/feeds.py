@@ -21,7 +21,7 @@ from forebay.format.frame.batch import Batch
 from forebay.live.calls import StartCall
 from forebay.live.deadlines import Deadlines
 from forebay.live.outbox import Lane, Outbox
-from forebay.pages import LOOP_BYTES_MAX, Page
+from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX, Page
 from forebay.reading import check_page
 from forebay.records import Gap, Reason
 from forebay.storage import Topic
@@ -66,6 +66,11 @@ class SharedPage:
         """The gaps of the page that a reader is to know of."""
         self._partition = partition
         self._rendered: dict[Render[Any], Sequence[Any]] = {}
+
+    @property
+    def holds_a_loop(self) -> bool:
+        """Whether to render it would hold the event loop."""
+        return self.bytes > LOOP_BYTES_MAX or sum([batch.count for batch in self.page.batches]) > LOOP_RECORDS_MAX
 
     @property
     def cost(self) -> int:
@@ -244,7 +249,7 @@ class ShardFeed:
             return found
         page = self._shard.read_cached(offset, PAGE_BYTES)
         shared = None if page is None else SharedPage(page, self._partition, ended)
-        if shared is None or shared.bytes > LOOP_BYTES_MAX:
+        if shared is None or shared.holds_a_loop:
             return None
         return self._checked(offset, shared)
 
@@ -272,7 +277,7 @@ class ShardFeed:
         """Read a page in a thread, and render it there if that would hold the loop. The thread holds no lock."""
         shard, ended, page = self._topic.shard_page(self._partition, offset, PAGE_BYTES)
         shared = SharedPage(page, self._partition, ended)
-        if shared.bytes > LOOP_BYTES_MAX:
+        if shared.holds_a_loop:
             for render in renders:
                 shared.rows(render)
         return shard, shared

@@ -133,27 +133,33 @@ class Watcher(Generic[T]):
             found = await self.take()
         return () if found is None else found.rows
 
-    async def take(self) -> Delivered[T] | None:
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended: nothing comes any more."""
+        return self._closed
+
+    async def take(self, until: float | None = None) -> Delivered[T] | None:
         """What comes next of any partition; `None` when nothing came in time, or the watcher was closed.
 
-        Raises what a read of the topic raises; asked again, it goes on.
+        A watcher without a timeout of its own waits until this time of the loop, if one is given. Raises what a read of
+        the topic raises; asked again, it goes on.
         """
         if self._followings is None:
             await self.begin()
         loop, outbox, timeout = self._feeds.loop, self.outbox, self._timeout
-        deadline = 0.0
+        deadline = until
         if timeout is not None:
             deadline = loop.time() + timeout
             self._look_everywhere()
         while not self._closed:
             self._guard.check("this stream")
-            if outbox.has_grown:
-                await self._grow()
+            if outbox.has_grown and not await self._has_grown(until):
+                return None
             found = self._look()
             if found is not None:
                 return found
             # The loop takes no step between the look and the wait: what is published since then wakes the task.
-            if timeout is None:
+            if deadline is None:
                 waiter = outbox.waiter = loop.create_future()
                 try:
                     await waiter
@@ -162,7 +168,7 @@ class Watcher(Generic[T]):
             elif loop.time() < deadline:
                 await self._feeds.sleep(outbox, deadline)
             else:
-                return await self._last()
+                return None if timeout is None else await self._last()
         return None
 
     def offsets(self) -> list[list[int]]:
@@ -175,6 +181,15 @@ class Watcher(Generic[T]):
         self._closed = True
         self._dropped.detach()
         self.outbox.close()
+
+    async def _has_grown(self, until: float | None) -> bool:
+        """As `_grow`; false if the time was up first, and then the next one that asks goes on."""
+        try:
+            async with asyncio.timeout_at(until):
+                await self._grow()
+        except TimeoutError:
+            return False
+        return True
 
     async def _grow(self) -> None:
         """Watch the partitions, too, that the topics have got."""
