@@ -7,6 +7,7 @@ principal or key of a client is a label; topics are only where `metrics.topics` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -26,9 +27,16 @@ async def get_metrics(broker: Broker, request: Request) -> HttpAnswer:
     samples: Iterable[Sample] = ()
     if broker.phase is BrokerPhase.READY:
         samples = (await broker.service.status(broker.authenticated(request))).metrics
+    # What the loop counts is taken here, what the log has counted was taken before: a thread makes lines of both.
+    text = await broker.compute(partial(_exposition, samples, list(_of_broker(broker))))
+    return HttpAnswer(200, text, CONTENT_TYPE_LATEST)
+
+
+def _exposition(samples: Iterable[Sample], of_broker: list[Metric]) -> bytes:
+    """All lines of the answer. In a thread: thousands of topics may have lines of their own."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Now([*_of_log(samples), *_of_broker(broker)]))
-    return HttpAnswer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+    registry.register(_Now([*_of_log(samples), *of_broker]))
+    return generate_latest(registry)
 
 
 class _Now(Collector):
