@@ -29,6 +29,8 @@ BATCHES = (1, 100, 1_000)
 CLASSES = ("disk", "fsync")
 PAGE = 10_000
 NO_LIMITS = BodyLimits(1 << 30, 1 << 30)
+PEER_PARTS = {"redis": 10, "nats": 100}
+"""Of the records that are consumed here, a slow peer writes and reads one part in so many."""
 
 
 class Shape(NamedTuple):
@@ -244,7 +246,7 @@ def _delivered(plan: Plan, durability: str) -> Contender:
 
 def _peer(plan: Plan, name: str, durability: str) -> Contender:
     """Batches of 1000 by the client of another server, and all of it read back."""
-    records = _texts(plan.sizes.http_records // 10)
+    records = _texts(plan.sizes.http_records // PEER_PARTS[name])
 
     def contender() -> Figures:
         with servers.opened(name, plan.fresh(), durable=durability == "fsync") as stream:
