@@ -43,7 +43,7 @@ def _pages() -> Iterator[ParameterSet]:
         blocks = list(_BLOCK.finditer(page.read_text()))
         examples = "".join(block[2] for block in blocks if block[1] == "python")
         if examples or any(block[1] == "console" and _commands(block[2]) for block in blocks):
-            marks = [pytest.mark.spark, pytest.mark.timeout(300)] if "forebay.spark" in examples else []
+            marks = [pytest.mark.spark] if "forebay.spark" in examples else []
             yield pytest.param(page, id=str(page.relative_to(_ROOT)), marks=marks)
 
 
