@@ -18,8 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 import httpx
+import pyarrow as pa
 
 from forebay.clock import SystemClock
+from forebay.wire.bodies import encode_arrow
 from forebay.wire.events import EventDecoder, ServerEvent
 
 WAIT_SECONDS: Final = 30.0
@@ -409,6 +411,10 @@ def check_a_topic_is_made_durable_and_history(probe: ConformanceProbe) -> None:
     same("failure, next, durable and exported of the partition", found, (None, 3, 3, 3))
     shown = [each["topic"] for each in probe.ask("GET", "/v1/status")["partitions"]]
     same("whether the broker shows the partition", name in shown, True)
+    (shard,) = probe.ask("GET", f"{topic}/shards")["shards"]
+    same("phase and exported of the partition", (shard["phase"], shard["exported"]), ("open", 3))
+    used = probe.ask("GET", "/v1/usage", params={"topic": name})["usage"]
+    same("whether the topic takes bytes", sum(each["bytes"] for each in used) > 0, True)
     same("the values", probe.values(topic), ["a", "b", "c"])
 
 
@@ -430,6 +436,37 @@ def check_a_sealed_topic_takes_no_records_until_it_is_taken_back(probe: Conforma
     probe.do("POST", f"{topic}/unseal")
     same("the offset behind the seal", probe.append(topic, ["c"])[0]["first"], 1)
     same("the values", probe.values(topic), ["a", "c"])
+
+
+def check_a_load_comes_in_everywhere_or_nowhere(probe: ConformanceProbe) -> None:
+    topic = probe.topic(partitions=2)
+    first, second = f"{topic}/loads/one", f"{topic}/loads/two"
+    for load, values in ((first, "ab"), (second, "cd")):
+        generation = probe.ask("GET", f"{load}/target")["generation"]
+        segments = [
+            probe.ask(
+                "POST",
+                f"{load}/segments",
+                status=201,
+                params={"partition": partition},
+                content=encode_arrow([pa.record_batch({"value": [value.encode()]})]),
+                headers={"content-type": "application/vnd.apache.arrow.stream"},
+            )
+            for partition, value in enumerate(values)
+        ]
+        probe.do("PUT", load, json={"segments": segments, "generation": generation})
+        if load == first:
+            probe.do("POST", f"{load}/attach", params={"wait_ms": int(WAIT_SECONDS * 1000)})
+        else:
+            ended = probe.client.post(f"{load}/abandon")
+            same("how a load is given up", ended.status_code in (200, 409), True)
+    status = probe.ask("GET", first, params={"wait_ms": int(WAIT_SECONDS * 1000)})["status"]
+    same("the status of a load that was attached", status, "committed")
+    listed = {each["status"] for each in probe.ask("GET", f"{topic}/loads")["loads"]}
+    items = [probe.read(topic, partition=partition) for partition in range(2)]
+    found = [[item["value"] for item in read if "value" in item] for read in items]  # A load given up may leave a gap.
+    wanted = [["a", "c"], ["b", "d"]] if listed == {"committed"} else [["a"], ["b"]]
+    same("the values of both partitions", found, wanted)
 
 
 def check_a_topic_is_copied_once(probe: ConformanceProbe) -> None:
@@ -478,6 +515,7 @@ CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_a_topic_is_made_durable_and_history,
     check_limits_are_applied_on_demand,
     check_a_sealed_topic_takes_no_records_until_it_is_taken_back,
+    check_a_load_comes_in_everywhere_or_nowhere,
     check_a_topic_is_copied_once,
     check_wrong_requests_are_refused_in_one_shape,
 )
