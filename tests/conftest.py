@@ -65,7 +65,7 @@ def locks_in_order(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the run. Its working directory, where relative paths start, is an empty one."""
-    from forebay.spark import session  # noqa: PLC0415 - only a run that needs Spark loads it
+    from forebay.spark import session  # noqa: PLC0415
     from tests.spark.mixed import ENVIRONMENT  # noqa: PLC0415
 
     os.environ.update(ENVIRONMENT)  # before Spark starts: its workers know what was set by then

@@ -13,8 +13,8 @@ import forebay
 from forebay.cli import probes
 from forebay.cli.answers import AnswerKind
 from forebay.disk import SystemDisk
-from forebay.spark import java
-from forebay.spark.java import Java
+from forebay.spark.start import java
+from forebay.spark.start.java import Java
 from tests.cli.house import House
 from tests.cli.rig import Shell, filled, snapshot
 

@@ -20,7 +20,7 @@ from forebay.metadata import Put
 from forebay.service.principals import AccessScope
 from forebay.service.tokens import AccessToken
 from forebay.settings import Settings
-from forebay.spark.java import Java
+from forebay.spark.start.java import Java
 from forebay.testing.inside import inside
 from tests.cli.test_help_and_docs import COMMANDS
 

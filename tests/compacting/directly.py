@@ -21,7 +21,7 @@ from forebay.inspection.findings import Severity
 from forebay.spark.jobs.compaction import compact, written
 from forebay.spark.jobs.reports import JobReport
 from forebay.spark.jobs.superseding import KeyUnit, looked_through
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from forebay.storage import Storage, Topic
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside

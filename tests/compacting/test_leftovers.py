@@ -16,9 +16,9 @@ from forebay.clock import SystemClock
 from forebay.errors import Fenced
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.metadata import Delete, Put
+from forebay.metadata.leases import Lease
 from forebay.shard import ShardRef
-from forebay.spark import opening
-from forebay.spark.jobs.leases import Lease
+from forebay.spark.place import opening
 from forebay.storage import Storage
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside

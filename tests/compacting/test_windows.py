@@ -10,7 +10,7 @@ import pytest
 from forebay.compacting.passes import Unit
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.spark.jobs.compaction import compact
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from tests.compacting.directly import AT_ONCE, Here
 from tests.moves import rig
 from tests.moves.rig import TOPIC

@@ -12,9 +12,9 @@ import msgspec
 
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.filters import Filters
-from forebay.spark.opening import opened
 from forebay.spark.options import ReadOptions
 from forebay.spark.pieces import PieceReader
+from forebay.spark.place.opening import opened
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Snapshot, Split, load, plan

@@ -13,7 +13,7 @@ from forebay.format.columns.rows import encode_rows
 from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.settings import Settings
 from forebay.spark.jobs.compaction import compact
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from forebay.storage import Storage
 from tests.blobs.servers import ACCESS_KEY, SECRET_KEY
 from tests.moves.rig import Land

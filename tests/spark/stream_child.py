@@ -22,8 +22,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from forebay.spark.session import SETTINGS as CHOSEN
-from forebay.spark.session import session
+from forebay.spark.start.session import SETTINGS as CHOSEN
+from forebay.spark.start.session import session
 from tests.support.processes import Child
 
 ROOT: Final = Path(__file__).parents[2]

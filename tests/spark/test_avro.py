@@ -11,8 +11,8 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from forebay.spark import avro
-from forebay.spark.avro import AvroValues
+from forebay.spark.values import avro
+from forebay.spark.values.avro import AvroValues
 
 SCHEMA: dict[str, Any] = {
     "type": "record",

@@ -35,11 +35,11 @@ from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
 from forebay.spark.filters import pushed
-from forebay.spark.location import Location
 from forebay.spark.narrowing import wanted_runs
-from forebay.spark.opening import opened
 from forebay.spark.options import ReadOptions
 from forebay.spark.pieces import PieceReader, ScanPiece
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import ShardView, Snapshot, load

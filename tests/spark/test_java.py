@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import Unavailable
-from forebay.spark import java
-from forebay.spark.java import Candidate, choose
+from forebay.spark.start import java
+from forebay.spark.start.java import Candidate, choose
 
 pytestmark = pytest.mark.slow
 

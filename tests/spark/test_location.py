@@ -9,7 +9,7 @@ import pytest
 
 from forebay.errors import Invalid, Unsupported
 from forebay.settings import Settings
-from forebay.spark.location import Location, is_about_place
+from forebay.spark.place.location import Location, is_about_place
 
 
 def _parse(environment: dict[str, str] | None = None, **options: str) -> Location:

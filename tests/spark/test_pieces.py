@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from forebay.settings import RetentionSettings
-from forebay.spark.opening import opened
 from forebay.spark.options import ReadOptions
 from forebay.spark.pieces import PieceReader, ScanPiece
+from forebay.spark.place.opening import opened
 from forebay.spark.snapshot import look_again
 from tests.moves import rig
 from tests.spark.mixed import Mixed

@@ -13,8 +13,8 @@ from forebay.errors import Conflict, Unsupported
 from forebay.spark import registering
 from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog
 from forebay.spark.jobs.reports import JobReport
-from forebay.spark.location import Location
-from forebay.spark.opening import opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 from forebay.spark.registering import OFFSETS
 from forebay.topics import TopicName
 from tests.compacting.directly import AT_ONCE, compacted, location_of

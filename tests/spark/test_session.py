@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from forebay.spark.pushing import SETTING
-from forebay.spark.session import SETTINGS, WANTED, session, warn_once
+from forebay.spark.start.session import SETTINGS, WANTED, session, warn_once
 
 
 class _Session:

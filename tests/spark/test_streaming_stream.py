@@ -17,9 +17,9 @@ from forebay.errors import Conflict, DataLoss, Unavailable
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.records import Reason
-from forebay.spark.location import Location
 from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit, ReadOptions, Topics
 from forebay.spark.pieces import ScanPiece
+from forebay.spark.place.location import Location
 from forebay.spark.planning import Range, resolve
 from forebay.spark.snapshot import ShardView, Snapshot, Split
 from forebay.spark.streaming.offsets import Place, Point, StreamOffsets

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from forebay.errors import Conflict
 from forebay.spark import table as made
-from forebay.spark.opening import Opened
 from forebay.spark.options import Topics
+from forebay.spark.place.opening import Opened
 from forebay.spark.snapshot import ShardView, Snapshot, Viewer
 from forebay.spark.table import LOOKS_MAX, Native, native_of
 from tests.compacting.directly import compacted

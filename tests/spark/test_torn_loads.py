@@ -17,8 +17,9 @@ from forebay.loads.book import AttachedPart, LoadBook
 from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
-from forebay.spark import opening, snapshot
+from forebay.spark import snapshot
 from forebay.spark.options import ReadOptions
+from forebay.spark.place import opening
 from forebay.spark.snapshot import ShardView, Viewer, load, look_again
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside

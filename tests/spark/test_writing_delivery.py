@@ -30,7 +30,7 @@ from forebay.metadata import Compare, Operation, Outcome, Put
 from forebay.metadata.sqlite.store import SqliteMetadata
 from forebay.spark import delivery
 from forebay.spark.delivery import TaskResult, deliver, give_up, load_store
-from forebay.spark.opening import opened
+from forebay.spark.place.opening import opened
 from forebay.spark.staging import Task, stage
 from forebay.spark.target import Target, WriteOptions, look
 from forebay.storage import Storage

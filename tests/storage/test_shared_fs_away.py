@@ -15,8 +15,8 @@ from forebay.disk import SystemDisk
 from forebay.disk.descriptors import SystemFile
 from forebay.errors import Unavailable, Unsupported
 from forebay.settings import Settings
-from forebay.spark.location import Location
-from forebay.spark.opening import opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 from forebay.storage import Storage
 from tests.storage.rig import QUICK
 

@@ -14,7 +14,7 @@ from forebay.errors import Invalid
 
 if TYPE_CHECKING:
     from forebay.spark.jobs.sources import Source
-    from forebay.spark.location import Location
+    from forebay.spark.place.location import Location
 
 FromOption = Annotated[
     list[str] | None,

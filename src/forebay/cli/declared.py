@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forebay.spark.pipelines.model import Pipeline
     from forebay.spark.pipelines.outline import Outline
     from forebay.spark.pipelines.progress import SinkProgress
-    from forebay.spark.session import Session
+    from forebay.spark.start.session import Session
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline, in YAML.")]
 CheckOption = Annotated[

@@ -28,8 +28,8 @@ from forebay.cli.terminal import Meter, meter, say
 
 if TYPE_CHECKING:
     from forebay.spark.jobs.reports import JobReport
-    from forebay.spark.location import Location
-    from forebay.spark.session import Session
+    from forebay.spark.place.location import Location
+    from forebay.spark.start.session import Session
 
 TopicNames = Annotated[
     list[str] | None,

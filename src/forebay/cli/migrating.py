@@ -37,7 +37,7 @@ def migrate(
     interruption. From then on the topics are opened with the settings of --to. Ends with code 6 if an object is
     damaged or could not be copied; its partition stays as it was.
     """
-    from forebay.spark.location import Location
+    from forebay.spark.place.location import Location
 
     given = {"settings": to} | ({} if job.location.path is None else {"path": job.location.path})
     target = Location.parse(given)

@@ -20,7 +20,7 @@ from forebay.clock import SystemClock
 from forebay.disk.machine import mount_id
 from forebay.errors import ForebayError, Unavailable
 from forebay.inspection.directory import Inspected, look
-from forebay.spark.java import usable_java
+from forebay.spark.start.java import usable_java
 from forebay.storage.directory import LOCK, MARKER, LogDirectory, is_owned
 
 SYNCS: Final = 15

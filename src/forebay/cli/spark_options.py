@@ -15,8 +15,8 @@ from forebay.cli.invocation import DIRECTORY_VARIABLE, Invocation
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forebay.spark.location import Location
-    from forebay.spark.session import Session
+    from forebay.spark.place.location import Location
+    from forebay.spark.start.session import Session
 
 MASTER_DEFAULT = "local[*]"
 
@@ -48,7 +48,7 @@ def spark_session(
     """
     settings = parse_conf(conf)
     from forebay.spark import session
-    from forebay.spark.session import context_of, running
+    from forebay.spark.start.session import context_of, running
 
     before = running()
     spark = session(app_name, master=master, settings=settings)
@@ -64,7 +64,7 @@ def spark_session(
 
 def location_of(run: Invocation) -> Location:
     """Where the records are: the data directory, unless a settings file alone leads to topics and their history."""
-    from forebay.spark.location import Location
+    from forebay.spark.place.location import Location
 
     return Location.parse(location_options(run))
 

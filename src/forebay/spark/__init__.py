@@ -11,7 +11,7 @@ import importlib as _importlib
 import typing as _typing
 
 from forebay.spark.frames import read
-from forebay.spark.session import session
+from forebay.spark.start.session import session
 from forebay.spark.table import table
 
 if _typing.TYPE_CHECKING:
@@ -26,7 +26,7 @@ if _typing.TYPE_CHECKING:
     from forebay.spark.jobs.reports import JobReport
     from forebay.spark.jobs.scrub import run as scrub
     from forebay.spark.jobs.sources import Files, Frame, Table
-    from forebay.spark.location import Location
+    from forebay.spark.place.location import Location
     from forebay.spark.registering import run as register
     from forebay.spark.source import ForebayDataSource
 
@@ -57,7 +57,7 @@ _HOMES = {
     "ForebayDataSource": "forebay.spark.source:ForebayDataSource",
     "Frame": "forebay.spark.jobs.sources:Frame",
     "JobReport": "forebay.spark.jobs.reports:JobReport",
-    "Location": "forebay.spark.location:Location",
+    "Location": "forebay.spark.place.location:Location",
     "Rules": "forebay.compacting.planning:Rules",
     "Table": "forebay.spark.jobs.sources:Table",
     "backfill": "forebay.spark.jobs.backfill:run",

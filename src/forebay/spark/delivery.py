@@ -23,7 +23,7 @@ from forebay.loads.book import LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadStore, Sink, manifest_of, ready_to_offer
 from forebay.shard import ShardRef
-from forebay.spark.opening import Opened, opened
+from forebay.spark.place.opening import Opened, opened
 from forebay.spark.staging import StagedSegment
 from forebay.spark.target import Target
 from forebay.storage import Storage

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import Invalid, Unavailable, Unsupported
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from forebay.topics import TopicName
 
 if TYPE_CHECKING:

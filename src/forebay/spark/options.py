@@ -18,8 +18,8 @@ from forebay.errors import Invalid
 from forebay.records import OFFSET_MAX
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.filters import NO_FILTERS, Filters
-from forebay.spark.location import NAMES as PLACE_NAMES
-from forebay.spark.location import Location, is_about_place
+from forebay.spark.place.location import NAMES as PLACE_NAMES
+from forebay.spark.place.location import Location, is_about_place
 from forebay.spark.where import parse_where
 from forebay.topics import TopicName
 

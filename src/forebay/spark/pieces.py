@@ -23,7 +23,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
-from forebay.spark.opening import Opened
+from forebay.spark.place.opening import Opened
 from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog
 

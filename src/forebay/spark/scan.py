@@ -28,8 +28,8 @@ from forebay.records import Gap, Reason
 from forebay.spark.columns import record_batch, stored_batch, stored_columns
 from forebay.spark.joining import coalesced, joined
 from forebay.spark.narrowing import OffsetRun, wanted_runs
-from forebay.spark.opening import Opened, opened
 from forebay.spark.pieces import PieceReader, ScanPiece
+from forebay.spark.place.opening import Opened, opened
 from forebay.spark.snapshot import Part, Split, look_again
 
 logger = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from forebay.shard import ShardRef, refs_of
 from forebay.spark.covers import Cover
 from forebay.spark.filters import NO_FILTERS, Filters
 from forebay.spark.loaded import FoundHistory, LoadsSeen
-from forebay.spark.location import Location
-from forebay.spark.opening import Opened
 from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
 from forebay.spark.pieces import PieceReader, ScanPiece
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import Opened
 from forebay.spark.planning import PartitionBounds, Range, Size, check_partitions, joined, resolve, split
 from forebay.topics import Engine, TopicSpec, shard_id
 from forebay.wal.readonly import FollowedLog

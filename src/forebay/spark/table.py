@@ -22,13 +22,13 @@ from forebay.errors import DataLoss, Invalid
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.records import Gap, Reason
-from forebay.spark.addresses import FILE, address_of, literal
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.filters import Condition, Filters
 from forebay.spark.frames import chosen_options
-from forebay.spark.opening import Opened, opened
 from forebay.spark.options import FROM_EARLIEST, ReadOptions
 from forebay.spark.pieces import ScanPiece
+from forebay.spark.place.addresses import FILE, address_of, literal
+from forebay.spark.place.opening import Opened, opened
 from forebay.spark.snapshot import ShardView, Snapshot, Viewer
 from forebay.topics import TopicName
 

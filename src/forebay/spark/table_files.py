@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Unavailable, Unsupported
-from forebay.spark.addresses import FILE, literal
+from forebay.spark.place.addresses import FILE, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

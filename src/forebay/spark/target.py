@@ -16,9 +16,9 @@ from typing import Final
 from forebay.clock import Clock, SystemClock
 from forebay.errors import Invalid, UnknownTopic, Unsupported
 from forebay.loads.prepare import Sink
-from forebay.spark.location import NAMES as PLACE_NAMES
-from forebay.spark.location import Location, is_about_place
-from forebay.spark.opening import opened
+from forebay.spark.place.location import NAMES as PLACE_NAMES
+from forebay.spark.place.location import Location, is_about_place
+from forebay.spark.place.opening import opened
 from forebay.topics import Engine, TopicName, TopicSpec, parse_compression
 
 ATTACH_SECONDS: Final = 120.0

@@ -17,7 +17,7 @@ from forebay.blobs import DirectoryStore
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.settings import TableSettings
-from forebay.spark.addresses import FILE
+from forebay.spark.place.addresses import FILE
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from forebay.errors import Unsupported
 from forebay.spark.delivery import TaskResult, deliver, give_up, load_store
 from forebay.spark.incoming import check_columns
-from forebay.spark.opening import opened
+from forebay.spark.place.opening import opened
 from forebay.spark.staging import Task, stage
 from forebay.spark.target import Target, WriteOptions, load_id_of, look
 

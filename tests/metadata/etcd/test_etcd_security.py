@@ -18,8 +18,8 @@ from forebay.errors import Invalid, Unavailable
 from forebay.metadata import Put
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.settings import MetadataSettings
-from forebay.spark.location import Location
-from forebay.spark.opening import opened as spark_opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened as spark_opened
 from forebay.testing.contracts.metadata.calls import drain, put
 from tests.cli.rig import Shell
 from tests.metadata.etcd.cluster import Cluster, running, text

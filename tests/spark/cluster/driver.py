@@ -17,10 +17,10 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from forebay.spark import read
-from forebay.spark.java import find_java
 from forebay.spark.jobs import scrub
-from forebay.spark.location import Location
-from forebay.spark.session import REMOTE, session
+from forebay.spark.place.location import Location
+from forebay.spark.start.java import find_java
+from forebay.spark.start.session import REMOTE, session
 from tests.spark.stream_child import SETTINGS
 
 ROOT: Final = Path(__file__).parents[3]

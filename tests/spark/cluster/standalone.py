@@ -12,7 +12,7 @@ from typing import Final
 
 import pyspark
 
-from forebay.spark.java import find_java
+from forebay.spark.start.java import find_java
 
 START_SECONDS: Final = 300
 _HOME: Final = Path(pyspark.__file__).parent

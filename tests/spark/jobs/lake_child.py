@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 
 import forebay
 from forebay.spark.jobs import lake
-from forebay.spark.lake.decoding import SOURCE_COLUMNS, Parted, RawDecoding, parted
 from forebay.spark.lake.directories import DirectoryTarget
 from forebay.spark.lake.tables import TableTarget
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Snapshot, plan
+from forebay.spark.values.decoding import SOURCE_COLUMNS, Parted, RawDecoding, parted
 from tests.support.processes import die_at
 
 

@@ -16,7 +16,7 @@ from forebay import manifests
 from forebay.blobs import DirectoryStore
 from forebay.spark.jobs import migrate
 from forebay.spark.jobs.units import UnitOutcome
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from tests.support.processes import die_at
 
 STEPS: dict[str, Callable[[], None]] = {

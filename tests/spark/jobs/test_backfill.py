@@ -21,8 +21,8 @@ from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs import backfill
 from forebay.spark.jobs.reports import JobReport
 from forebay.spark.jobs.sources import Files, Frame, Table
-from forebay.spark.location import Location
-from forebay.spark.opening import opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 from forebay.testing.clock import ManualClock
 from tests.ledger import Ledger
 from tests.spark.topics import SETTINGS

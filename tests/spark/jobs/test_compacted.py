@@ -14,7 +14,7 @@ import forebay
 from forebay.compacting.planning import Rules
 from forebay.inspection.findings import Severity
 from forebay.spark.jobs import compaction, lake, migrate, profile, reindex, scrub
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from tests.cli.rig import flip
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

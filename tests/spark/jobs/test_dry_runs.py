@@ -11,7 +11,7 @@ import forebay
 from forebay.compacting.planning import Rules
 from forebay.spark import registering
 from forebay.spark.jobs import compaction
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from tests.cli.rig import Outcome, Shell, flip
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import forebay
 from forebay.spark.iceberg import look_up_table
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from forebay.spark.upkeep import named_files
 from tests.ledger import Ledger
 from tests.spark.jobs.killed_job import TOPIC, run

@@ -22,8 +22,8 @@ from forebay.spark.jobs.compaction import compact
 from forebay.spark.jobs.copying import copy
 from forebay.spark.jobs.shards import refs_at
 from forebay.spark.jobs.units import UnitOutcome
-from forebay.spark.location import Location
-from forebay.spark.opening import opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 from forebay.testing.inside import inside
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server

@@ -19,7 +19,7 @@ from forebay.disk import SystemDisk
 from forebay.spark.jobs import profile
 from forebay.spark.jobs.frames import look_at
 from forebay.spark.jobs.tallies import LATE_SECONDS, Tally, merged, size_at, tallied
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from forebay.testing.inside import inside
 from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit
 

@@ -17,8 +17,8 @@ from forebay.spark.jobs import scrub
 from forebay.spark.jobs.notes import Notes
 from forebay.spark.jobs.reports import JobReport
 from forebay.spark.jobs.shards import refs_at
-from forebay.spark.location import Location
-from forebay.spark.opening import opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.cli.rig import flip

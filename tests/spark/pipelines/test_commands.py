@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SESSIONS: Final = importlib.import_module("forebay.spark.session")
+_SESSIONS: Final = importlib.import_module("forebay.spark.start.session")
 """The module: its name is also that of a function."""
 _DEADLINE_SECONDS: Final = 300
 _STARTS_MAX: Final = 3

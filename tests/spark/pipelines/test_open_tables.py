@@ -12,10 +12,10 @@ from pyiceberg.table import Table
 
 import forebay
 from forebay.spark.iceberg import look_up_table
-from forebay.spark.location import Location
 from forebay.spark.pipelines import open_tables, running
 from forebay.spark.pipelines.open_tables import FOLDER, OpenTable
 from forebay.spark.pipelines.running import TableBatches
+from forebay.spark.place.location import Location
 from forebay.spark.upkeep import named_files, own_folder
 from tests.spark.pipelines.files import pipeline_of, running_of
 from tests.spark.topics import SETTINGS

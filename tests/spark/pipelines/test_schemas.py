@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from forebay.errors import Invalid
-from forebay.spark.pipelines.avro import columns_of_avro
-from forebay.spark.pipelines.ddl import Malformed, columns_of
 from forebay.spark.pipelines.queries import references
+from forebay.spark.values.avro import columns_of_avro
+from forebay.spark.values.schema import Malformed, columns_of
 
 
 def test_a_schema_of_every_kind_of_type() -> None:

@@ -18,9 +18,9 @@ from forebay.errors import Unsupported
 from forebay.spark import registering
 from forebay.spark.iceberg import look_up_table, open_catalog, table_names
 from forebay.spark.jobs import lake
-from forebay.spark.location import Location
 from forebay.spark.pipelines.document import Flawed
 from forebay.spark.pipelines.outline import outline
+from forebay.spark.place.location import Location
 from forebay.spark.table_files import files_of
 from tests.compacting.directly import compacted, location_of
 from tests.moves.rig import TOPIC, local

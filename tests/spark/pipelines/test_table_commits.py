@@ -22,9 +22,9 @@ from forebay.spark.iceberg import DATABASE, look_up_table
 from forebay.spark.lake.files import Written, write_rows
 from forebay.spark.lake.tables import TableTarget
 from forebay.spark.lake.targets import TableBatch as LakeBatch
-from forebay.spark.location import Location
 from forebay.spark.pipelines.open_tables import OpenTable, QueryBatch
 from forebay.spark.pipelines.running import TableBatches
+from forebay.spark.place.location import Location
 from tests.spark.topics import SETTINGS
 
 NAME = "shop.copy"

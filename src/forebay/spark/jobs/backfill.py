@@ -25,8 +25,8 @@ from forebay.spark.delivery import TaskResult, deliver
 from forebay.spark.incoming import TYPES, check_columns
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen, summed
 from forebay.spark.jobs.sources import Source
-from forebay.spark.location import Location
-from forebay.spark.opening import opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 from forebay.spark.target import ATTACH_SECONDS, Target, WriteOptions, load_id_of, look
 from forebay.topics import TopicName
 

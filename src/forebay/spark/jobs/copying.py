@@ -14,8 +14,8 @@ from forebay.format.files.segment import index_name
 from forebay.format.frame.head import Verdict
 from forebay.format.index import sections as index_format
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.spark.location import Location
-from forebay.spark.opening import opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 
 
 class Errand(msgspec.Struct, frozen=True, array_like=True):

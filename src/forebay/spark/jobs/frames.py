@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.location import Location
 from forebay.spark.options import Topics
+from forebay.spark.place.location import Location
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Snapshot, look, plan

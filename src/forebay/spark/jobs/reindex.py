@@ -31,8 +31,8 @@ from forebay.shard.context import is_private
 from forebay.spark.jobs.reports import JobProgress, JobReport, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
-from forebay.spark.location import Location
-from forebay.spark.opening import Opened, opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import Opened, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

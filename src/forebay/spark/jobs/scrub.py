@@ -33,8 +33,8 @@ from forebay.spark.jobs.notes import Notes
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
-from forebay.spark.location import Location
-from forebay.spark.opening import Opened, opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import Opened, opened
 from forebay.storage.directory import LogDirectory
 
 if TYPE_CHECKING:

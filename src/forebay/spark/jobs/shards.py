@@ -9,7 +9,7 @@ from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.inspection.findings import Finding, Severity
 from forebay.shard import ShardRef, refs_of
 from forebay.spark.jobs.reports import Figure, Part
-from forebay.spark.opening import Opened
+from forebay.spark.place.opening import Opened
 
 
 @dataclass(kw_only=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote
 
 from forebay.errors import Invalid
-from forebay.spark.addresses import literal
 from forebay.spark.iceberg import look_up_table
-from forebay.spark.location import Location
+from forebay.spark.place.addresses import literal
+from forebay.spark.place.location import Location
 from forebay.spark.table_files import files_of
 
 if TYPE_CHECKING:

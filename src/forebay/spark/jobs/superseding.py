@@ -17,8 +17,8 @@ from forebay.compacting.superseding import KEYS, Superseding, superseding
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.format.metadata.vectors import DeletionVector, deleted_by, vectors_of
-from forebay.spark.location import Location
-from forebay.spark.opening import opened
+from forebay.spark.place.location import Location
+from forebay.spark.place.opening import opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

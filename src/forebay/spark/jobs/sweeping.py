@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forebay.cleanup.objects import ObjectCleanup
+from forebay.metadata.leases import Lease
 from forebay.shard import ShardRef
-from forebay.spark.jobs.leases import Lease
-from forebay.spark.opening import Opened
+from forebay.spark.place.opening import Opened
 
 
 def is_owned(found: Opened, ref: ShardRef) -> bool:

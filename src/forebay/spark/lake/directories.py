@@ -18,7 +18,7 @@ from forebay.blobs import DirectoryStore
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk, make_directories
 from forebay.errors import Conflict, Corrupt, Indeterminate, Unsupported
-from forebay.spark.jobs.leases import Lease
+from forebay.metadata.leases import Lease
 from forebay.spark.lake.files import FILE
 from forebay.spark.lake.targets import Marks, TableBatch, files_of
 from forebay.spark.upkeep import clear_uploads

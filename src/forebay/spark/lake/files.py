@@ -18,8 +18,8 @@ from forebay.blobs import DirectoryStore
 from forebay.clock import Clock, SystemClock
 from forebay.disk import SystemDisk
 from forebay.spark.iceberg import file_properties
-from forebay.spark.lake.decoding import BAD_SCHEMA, Decoding
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
+from forebay.spark.values.decoding import BAD_SCHEMA, Decoding
 
 FILE_BYTES: Final = 128 * 1024 * 1024
 """A file of about this size is closed, and another begun."""

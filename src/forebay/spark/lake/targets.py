@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from forebay.errors import Conflict
-from forebay.spark.jobs.leases import Lease
+from forebay.metadata.leases import Lease
 from forebay.spark.lake.files import Written
 
 

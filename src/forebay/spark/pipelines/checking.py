@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.document import Flaws, Word, hint
 from forebay.spark.pipelines.model import (
     RECORD_PREFIX,
@@ -22,6 +21,7 @@ from forebay.spark.pipelines.model import (
     ViewStep,
 )
 from forebay.spark.pipelines.queries import Reference, references
+from forebay.spark.values.schema import TableColumn
 from forebay.topics import TopicName
 
 _TIMES: Final = ("timestamp", "timestamp_ltz", "timestamp_ntz")

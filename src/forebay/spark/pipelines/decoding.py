@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from forebay.spark.avro import AvroValues
-from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.model import CORRUPT, RECORD_PREFIX, BadRecords, Format, Schema, TopicSource
+from forebay.spark.values.avro import AvroValues
+from forebay.spark.values.schema import TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

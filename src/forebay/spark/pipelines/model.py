@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.document import Place, Word
+from forebay.spark.values.schema import TableColumn
 
 RECORD_PREFIX: Final = "_"
 """Before the name of what a record has beside its value, where the value is decoded into columns of its own."""

@@ -18,7 +18,7 @@ from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid
 from forebay.spark.iceberg import find_table, open_catalog
 from forebay.spark.lake.files import REPORT, write_rows
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from forebay.spark.upkeep import expire, own_folder, properties_of, remove_strays
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import msgspec
 from forebay.spark.options import ReadOptions
 from forebay.spark.pipelines.checking import check_pipeline, unused
 from forebay.spark.pipelines.checkpoints import may_have_begun, standing
-from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.model import (
     FileSource,
     Mode,
@@ -23,6 +22,7 @@ from forebay.spark.pipelines.model import (
 from forebay.spark.pipelines.queries import references
 from forebay.spark.pipelines.surroundings import check_surroundings, place_of, read_options
 from forebay.spark.snapshot import load, load_or_look
+from forebay.spark.values.schema import TableColumn
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):

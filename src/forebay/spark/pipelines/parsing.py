@@ -13,8 +13,6 @@ from typing import Final
 import yaml
 
 from forebay.errors import Invalid
-from forebay.spark.pipelines.avro import columns_of_avro, read_avro_schema
-from forebay.spark.pipelines.ddl import Malformed, columns_of
 from forebay.spark.pipelines.document import Fields, Flaws, Word, read_document
 from forebay.spark.pipelines.model import (
     BadRecords,
@@ -36,6 +34,8 @@ from forebay.spark.pipelines.model import (
     ViewStep,
     Watermark,
 )
+from forebay.spark.values.avro import columns_of_avro, read_avro_schema
+from forebay.spark.values.schema import Malformed, columns_of
 from forebay.topics import TopicName
 
 _PIPELINE: Final = ("name", "mode", "trigger", "checkpoint", "location", "spark", "sources", "steps", "sinks")

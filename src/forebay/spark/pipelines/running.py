@@ -16,7 +16,6 @@ import msgspec
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ForebayError
-from forebay.spark.location import Location
 from forebay.spark.pipelines.failures import failure, quiet
 from forebay.spark.pipelines.model import Mode, Output, Overwrite, Pipeline, Sink, TableFormat, TopicSink
 from forebay.spark.pipelines.open_tables import OpenTable, QueryBatch
@@ -25,7 +24,8 @@ from forebay.spark.pipelines.surroundings import write_options
 from forebay.spark.pipelines.tables import StagedTable
 from forebay.spark.pipelines.views import Outlet, build, own_session
 from forebay.spark.pipelines.watching import beside, tasks_of
-from forebay.spark.session import context_of
+from forebay.spark.place.location import Location
+from forebay.spark.start.session import context_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

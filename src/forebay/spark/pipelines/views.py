@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.spark.location import Location
 from forebay.spark.pipelines.decoding import decoded, encoded_avro
 from forebay.spark.pipelines.document import Word, flawed, hint
 from forebay.spark.pipelines.failures import errors_at
@@ -26,7 +25,8 @@ from forebay.spark.pipelines.model import (
 )
 from forebay.spark.pipelines.source_tables import table_files
 from forebay.spark.pipelines.surroundings import read_options
-from forebay.spark.session import context_of
+from forebay.spark.place.location import Location
+from forebay.spark.start.session import context_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

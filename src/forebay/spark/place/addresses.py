@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from forebay.format.metadata.descriptor import SegmentDescriptor
-from forebay.spark.opening import Opened
+from forebay.spark.place.opening import Opened
 
 FILE: Final = "file://"
 _SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs"}

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import Invalid
-from forebay.spark.avro import AvroValues
-from forebay.spark.pipelines.avro import columns_of_avro, read_avro_schema
+from forebay.spark.values.avro import AvroValues, columns_of_avro, read_avro_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
 
 SOURCE_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "tag", "value")
 CORRUPT: Final = "_corrupt"

@@ -15,11 +15,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from forebay.errors import Unsupported
-from forebay.spark.java import find_java
+from forebay.spark.start.java import find_java
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
 
 logger = logging.getLogger(__name__)
 

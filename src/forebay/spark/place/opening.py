@@ -25,7 +25,7 @@ from forebay.metadata.open_store import open_metadata
 from forebay.settings import Settings, StoreSettings
 from forebay.shard import ShardRef
 from forebay.shard.context import Places
-from forebay.spark.location import Location
+from forebay.spark.place.location import Location
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory, is_owned
 from forebay.storage.stores import history_store

@@ -1,0 +1,1 @@
+"""Values as typed columns: schemas, and what decodes values by them."""
