@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forebay.loads.prepare import Sink
-from forebay.spark.delivery import deliver
-from forebay.spark.target import Target, WriteOptions, look
+from forebay.spark.writing.delivery import deliver
+from forebay.spark.writing.options import Target, WriteOptions, look
 from tests.blobs.servers import ACCESS_KEY, SECRET_KEY
 from tests.history.test_servers_killed import Bucket
 from tests.metadata.etcd.cluster import Cluster

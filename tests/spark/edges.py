@@ -10,15 +10,16 @@ from typing import Final
 
 import msgspec
 
-from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.filters import Filters
-from forebay.spark.options import ReadOptions
-from forebay.spark.pieces import PieceReader
 from forebay.spark.place.opening import opened
-from forebay.spark.planning import Range
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Snapshot, Split, load, plan
-from forebay.spark.where import parse_where
+from forebay.spark.reading.columns import SPARK_TYPES
+from forebay.spark.reading.filters import Filters
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.pieces import PieceReader
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.snapshot import Range, Snapshot, Split
+from forebay.spark.reading.task import read_split
+from forebay.spark.reading.view import load
+from forebay.spark.reading.where import parse_where
 from forebay.testing.invariants import Violation
 from tests.moves import rig
 from tests.spark.mixed import Mixed

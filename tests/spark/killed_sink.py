@@ -20,10 +20,10 @@ from pyspark.sql.types import StructType
 
 import forebay.spark
 from forebay.loads.book import LoadBook
-from forebay.spark import delivery
-from forebay.spark.sink import BATCH_ID, ForebayStreamWriter, plan_stream_write
 from forebay.spark.source import ForebayDataSource
-from forebay.spark.target import Target
+from forebay.spark.writing import delivery
+from forebay.spark.writing.options import Target
+from forebay.spark.writing.writers import BATCH_ID, ForebayStreamWriter, plan_stream_write
 from tests.spark.stream_child import SETTINGS
 from tests.support.processes import die_together, die_with_all
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.spark.covers import Cover
+from forebay.spark.reading.view import Cover
 from forebay.testing.disk import SimulatedDisk
 from forebay.wal.files import SealedFile
 

@@ -34,16 +34,15 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
-from forebay.spark.filters import pushed
-from forebay.spark.narrowing import wanted_runs
-from forebay.spark.options import ReadOptions
-from forebay.spark.pieces import PieceReader, ScanPiece
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
-from forebay.spark.planning import Range
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import ShardView, Snapshot, load
-from forebay.spark.where import parse_where
+from forebay.spark.reading.filters import pushed
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.pieces import PieceReader
+from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot
+from forebay.spark.reading.task import read_split, wanted_runs
+from forebay.spark.reading.view import load
+from forebay.spark.reading.where import parse_where
 from tests.moves import rig
 from tests.spark.edges import edged_topic, edges_of, misses_at_edges, read_rows, splits_of
 from tests.spark.mixed import TOPIC, Mixed

@@ -11,9 +11,10 @@ from tests.spark.topics import SETTINGS
 
 _READ = """
 import sys
-from forebay.spark.options import ReadOptions
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import load, plan
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.task import read_split
+from forebay.spark.reading.view import load
+from forebay.spark.reading.plan import plan
 options = ReadOptions.parse({"path": sys.argv[1], "topic": "shop/orders"})
 splits = plan(*load(options), columns=options.columns)
 print(sum(batch.num_rows for split in splits for batch in read_split(split)))

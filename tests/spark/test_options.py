@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from forebay.errors import Invalid
-from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, ReadOptions, Topics, is_for_stream
 from forebay.spark.place.location import Location
+from forebay.spark.reading.columns import SPARK_TYPES
+from forebay.spark.reading.options import FROM_EARLIEST, FROM_LATEST, ReadOptions, Topics, is_for_stream
 from forebay.topics import TopicName
 
 

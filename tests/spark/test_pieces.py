@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from forebay.settings import RetentionSettings
-from forebay.spark.options import ReadOptions
-from forebay.spark.pieces import PieceReader, ScanPiece
 from forebay.spark.place.opening import opened
-from forebay.spark.snapshot import look_again
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.pieces import PieceReader
+from forebay.spark.reading.snapshot import ScanPiece
+from forebay.spark.reading.view import look_again
 from tests.moves import rig
 from tests.spark.mixed import Mixed
 

@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 
 from forebay.errors import Invalid
 from forebay.format.control.offsets import OffsetSet
-from forebay.spark.covers import covering
-from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
-from forebay.spark.pieces import ScanPiece
-from forebay.spark.planning import (
-    MIB,
-    TASK_BYTES_MAX,
-    PartitionBounds,
-    Range,
-    Size,
-    resolve,
-    split,
-)
-from forebay.spark.snapshot import ShardView
+from forebay.spark.reading.options import FROM_EARLIEST, FROM_LATEST, Limit
+from forebay.spark.reading.plan import MIB, TASK_BYTES_MAX, Size, resolve, split
+from forebay.spark.reading.snapshot import PartitionBounds, Range, ScanPiece, ShardView
+from forebay.spark.reading.view import covering
 
 _SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted), max_size=5)
 _FILES = st.lists(

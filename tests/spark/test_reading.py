@@ -15,8 +15,8 @@ from pyspark.sql.datasource import Filter, LessThan
 
 from forebay.errors import Invalid
 from forebay.spark import read
-from forebay.spark.options import ReadOptions
-from forebay.spark.reader import Loaded, PushedReader, reader_for
+from forebay.spark.reading.batch import Loaded, PushedReader, reader_for
+from forebay.spark.reading.options import ReadOptions
 from forebay.topics import TopicName
 from tests.history.test_servers_killed import Bucket
 from tests.moves import rig

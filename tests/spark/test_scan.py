@@ -22,13 +22,14 @@ from forebay.errors import (
     UnsupportedFormat,
 )
 from forebay.records import Gap, Reason
-from forebay.spark import scan
-from forebay.spark.columns import SPARK_TYPES, arrow_schema
-from forebay.spark.options import ReadOptions
-from forebay.spark.planning import Range
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Split, load, plan
-from forebay.spark.source import spark_schema
+from forebay.spark.reading import task
+from forebay.spark.reading.columns import SPARK_TYPES, arrow_schema
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.schema import spark_schema
+from forebay.spark.reading.snapshot import Range, Split
+from forebay.spark.reading.task import read_split
+from forebay.spark.reading.view import load
 from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, lose_some, rows_in, skip_offsets, splits_of
 
 pytestmark = pytest.mark.slow
@@ -250,7 +251,7 @@ def test_a_log_that_ends_before_the_plan_is_an_error_and_not_fewerrows_in(
     filled = Filled(log, "shop/orders")
     filled.many(10)
     (split,) = _splits(path)
-    monkeypatch.setattr(scan, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(task, "WAIT_SECONDS", 0.0)
     (part,) = split.parts
     further = replace(part, stop=11, pieces=(part.pieces[0]._replace(stop=11),))
     beyond = replace(split, parts=(further,))
@@ -333,7 +334,7 @@ def test_rows_that_do_not_add_up_are_an_error(
     filled = Filled(log, "shop/orders")
     filled.many(10)
     (split,) = _splits(path)
-    monkeypatch.setattr(scan, "coalesced", lambda batches: (batch.slice(0, 5) for batch in batches))
+    monkeypatch.setattr(task, "coalesced", lambda batches: (batch.slice(0, 5) for batch in batches))
 
     with pytest.raises(Corrupt, match=r"5 records, 0 that are left out and 0 named gaps do not make up the offsets"):
         list(read_split(split))

@@ -10,8 +10,8 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.settings import ExportSettings, RetentionSettings
-from forebay.spark.options import ReadOptions
-from forebay.spark.scan import read_split
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.task import read_split
 from forebay.testing.inside import inside
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed

@@ -9,13 +9,14 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.format.parquet import file as parquet
-from forebay.spark import scan
-from forebay.spark.filters import Condition, Filters
-from forebay.spark.narrowing import OffsetRun, wanted_runs
-from forebay.spark.options import ReadOptions
-from forebay.spark.pieces import PieceReader
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Part, Split, load, plan
+from forebay.spark.reading import task
+from forebay.spark.reading.filters import Condition, Filters
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.pieces import PieceReader
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.snapshot import Part, Split
+from forebay.spark.reading.task import OffsetRun, read_split, wanted_runs
+from forebay.spark.reading.view import load
 from tests.moves import rig
 from tests.spark.mixed import Mixed
 
@@ -48,7 +49,7 @@ def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypa
         old.unlink()
         yield from runs
 
-    monkeypatch.setattr(scan, "wanted_runs", compacted_again)
+    monkeypatch.setattr(task, "wanted_runs", compacted_again)
 
     with pytest.raises(Unavailable, match=r"records of \[190, 191\) went since this was loaded"):
         [row for split in splits for batch in read_split(split) for row in batch.to_pylist()]

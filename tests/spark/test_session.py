@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from forebay.spark.pushing import SETTING
+from forebay.spark.reading.pushing import SETTING
 from forebay.spark.start.session import SETTINGS, WANTED, session, warn_once
 
 
@@ -36,6 +36,6 @@ def test_running_session_is_taken_and_what_it_lacks_is_reported_once(
 
 
 def test_push_down_is_left_as_spark_has_it() -> None:
-    """Spark shares the plan of a push-down between the scans of one DataFrame: see `forebay.spark.pushing`."""
+    """Spark shares the plan of a push-down between the scans of one DataFrame: see `forebay.spark.reading.pushing`."""
     assert SETTING not in SETTINGS
     assert SETTING not in WANTED

@@ -20,9 +20,9 @@ import forebay
 from forebay.errors import Conflict, Unsupported
 from forebay.loads.prepare import Sink
 from forebay.partitioning import partition_of_key
-from forebay.spark import sink
-from forebay.spark.delivery import TaskResult
-from forebay.spark.sink import QUERY_ID, WrittenBatch
+from forebay.spark.writing import writers
+from forebay.spark.writing.delivery import TaskResult
+from forebay.spark.writing.writers import QUERY_ID, WrittenBatch
 from tests.ledger import Ledger
 from tests.spark.killed_sink import STEPS, TOPIC, run
 from tests.spark.topics import SETTINGS
@@ -114,10 +114,10 @@ def test_without_the_ids_that_spark_shows_its_tasks_nothing_is_written(monkeypat
         def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
             return "query" if name == QUERY_ID else None
 
-    monkeypatch.setattr("forebay.spark.sink.TaskContext.get", Untold)
+    monkeypatch.setattr("forebay.spark.writing.writers.TaskContext.get", Untold)
 
     with pytest.raises(Unsupported, match="has not given its task the local property streaming.sql.batchId"):
-        sink.sink_of_task()
+        writers.sink_of_task()
 
 
 def test_tasks_that_do_not_agree_on_their_batch_are_refused() -> None:
@@ -125,7 +125,7 @@ def test_tasks_that_do_not_agree_on_their_batch_are_refused() -> None:
         result = TaskResult(load_id=load_id, number=0, staged=())
         return WrittenBatch(result, Sink(query_id="q", batch_id=batch), mock.sentinel.target)
 
-    assert sink.agreed([told(3, "a"), told(3, "a")], 3)[1].batch_id == 3
+    assert writers.agreed([told(3, "a"), told(3, "a")], 3)[1].batch_id == 3
     for messages in ([told(3, "a"), told(4, "a")], [told(3, "a"), told(3, "b")], [told(2, "a")], []):
         with pytest.raises(Conflict, match="nothing of it is brought in"):
-            sink.agreed(messages, 3)
+            writers.agreed(messages, 3)

@@ -23,9 +23,10 @@ from forebay.loads.book import LoadBook
 from forebay.loads.service import Loads
 from forebay.metadata import Put, SqliteMetadata
 from forebay.settings import ExportSettings, RetentionSettings
-from forebay.spark.options import ReadOptions, Topics
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Split, Viewer, load
+from forebay.spark.reading.options import ReadOptions, Topics
+from forebay.spark.reading.snapshot import Split
+from forebay.spark.reading.task import read_split
+from forebay.spark.reading.view import Viewer, load
 from forebay.topics import TopicName
 from tests.metadata.etcd.cluster import running
 from tests.moves import rig

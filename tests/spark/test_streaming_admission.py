@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.spark.streaming.admission import Backlog, WeighedRange, admitted, clipped
-from forebay.spark.streaming.offsets import Place
+from forebay.spark.reading.streaming.admission import Backlog, WeighedRange, admitted, clipped
+from forebay.spark.reading.streaming.offsets import Place
 
 pytestmark = pytest.mark.slow
 

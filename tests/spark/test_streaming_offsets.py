@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import Conflict, Invalid, UnsupportedFormat
 from forebay.records import OFFSET_MAX
-from forebay.spark.streaming.offsets import Place, Point, StreamOffsets, TopicPoints
+from forebay.spark.reading.streaming.offsets import Place, Point, StreamOffsets, TopicPoints
 
 pytestmark = pytest.mark.slow
 

@@ -17,13 +17,12 @@ from forebay.errors import Conflict, DataLoss, Unavailable
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.records import Reason
-from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit, ReadOptions, Topics
-from forebay.spark.pieces import ScanPiece
 from forebay.spark.place.location import Location
-from forebay.spark.planning import Range, resolve
-from forebay.spark.snapshot import ShardView, Snapshot, Split
-from forebay.spark.streaming.offsets import Place, Point, StreamOffsets
-from forebay.spark.streaming.stream import AWAY_SECONDS, LOOK_SECONDS, LOOK_SHARE, WAIT_SECONDS, TopicStream
+from forebay.spark.reading.options import FROM_EARLIEST, FROM_LATEST, Limit, ReadOptions, Topics
+from forebay.spark.reading.plan import resolve
+from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot, Split
+from forebay.spark.reading.streaming.offsets import Place, Point, StreamOffsets
+from forebay.spark.reading.streaming.stream import AWAY_SECONDS, LOOK_SECONDS, LOOK_SHARE, WAIT_SECONDS, TopicStream
 from forebay.testing.clock import ManualClock
 from forebay.topics import TopicName
 

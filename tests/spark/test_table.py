@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 from forebay.errors import DataLoss, Invalid
 from forebay.records import Gap, Reason
 from forebay.spark import table
-from forebay.spark.options import Topics
 from forebay.spark.place.opening import opened
-from forebay.spark.snapshot import look
+from forebay.spark.reading.options import Topics
+from forebay.spark.reading.view import look
 from forebay.spark.table import native_of
 from forebay.topics import TopicName
 from tests.compacting.directly import compacted, location_of

@@ -11,9 +11,10 @@ from pyspark.sql import SparkSession
 
 from forebay.errors import Conflict
 from forebay.spark import table as made
-from forebay.spark.options import Topics
 from forebay.spark.place.opening import Opened
-from forebay.spark.snapshot import ShardView, Snapshot, Viewer
+from forebay.spark.reading.options import Topics
+from forebay.spark.reading.snapshot import ShardView, Snapshot
+from forebay.spark.reading.view import Viewer
 from forebay.spark.table import LOOKS_MAX, Native, native_of
 from tests.compacting.directly import compacted
 from tests.moves.rig import shard_of, shared_fs

@@ -22,9 +22,9 @@ from pyspark.sql import functions as f
 
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.spark import table
-from forebay.spark.options import ReadOptions
-from forebay.spark.pushing import SETTING, keeps_plans_apart, may_push
-from forebay.spark.snapshot import look
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.pushing import SETTING, keeps_plans_apart, may_push
+from forebay.spark.reading.view import look
 from tests.compacting.directly import compacted
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed

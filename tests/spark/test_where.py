@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from forebay.errors import Invalid
-from forebay.spark.filters import Condition
-from forebay.spark.options import ReadOptions
-from forebay.spark.where import parse_where
+from forebay.spark.reading.filters import Condition
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.where import parse_where
 
 _NOON = 1_794_744_000_000_000
 assert datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=_NOON) == datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -28,11 +28,11 @@ from forebay.loads.book import AttachedPart, LoadBook
 from forebay.loads.prepare import Sink
 from forebay.metadata import Compare, Operation, Outcome, Put
 from forebay.metadata.sqlite.store import SqliteMetadata
-from forebay.spark import delivery
-from forebay.spark.delivery import TaskResult, deliver, give_up, load_store
 from forebay.spark.place.opening import opened
-from forebay.spark.staging import Task, stage
-from forebay.spark.target import Target, WriteOptions, look
+from forebay.spark.writing import delivery
+from forebay.spark.writing.delivery import TaskResult, deliver, give_up, load_store
+from forebay.spark.writing.options import Target, WriteOptions, look
+from forebay.spark.writing.staging import Task, stage
 from forebay.storage import Storage
 from forebay.storage.directory import LogDirectory
 from forebay.testing.clock import ManualClock
@@ -237,7 +237,8 @@ def _die_with_records(place: Place) -> None:
 
 _KILLED = """
 import os, pickle, signal, sys
-from forebay.spark import delivery, opening
+from forebay.spark.place import opening
+from forebay.spark.writing import delivery
 from forebay.storage import owner
 moment, at = sys.argv[1], int(sys.argv[2])
 count = 0

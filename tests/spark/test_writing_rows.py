@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from forebay.errors import Invalid
 from forebay.partitioning import partition_of_key
 from forebay.records import Record
-from forebay.spark.incoming import Part, check_columns, parts_of
-from forebay.spark.staging import StagedSegment, Task, stage
+from forebay.spark.writing.rows import Part, check_columns, parts_of
+from forebay.spark.writing.staging import StagedSegment, Task, stage
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from tests.history.loads import opened, walked

@@ -18,8 +18,10 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.records import Gap
 from forebay.settings import WalSettings
-from forebay.spark.options import ReadOptions
-from forebay.spark.snapshot import Split, load, plan
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.snapshot import Split
+from forebay.spark.reading.view import load
 from forebay.testing.inside import inside
 from forebay.topics import TopicSpec, shard_id
 from forebay.wal.recovery.resume import Start, resume

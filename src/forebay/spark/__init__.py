@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib as _importlib
 import typing as _typing
 
-from forebay.spark.frames import read
+from forebay.spark.reading.as_frame import read
 from forebay.spark.start.session import session
 from forebay.spark.table import table
 

@@ -6,41 +6,19 @@ plain values only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
 from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
     StructType,
-    TimestampType,
 )
 
-from forebay.errors import Invalid
-from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.options import ReadOptions, checked_columns, is_for_batch, is_for_stream, parse_columns
-from forebay.spark.reader import Loaded, loaded_or_seen, reader_for
-from forebay.spark.sink import ForebayStreamWriter, plan_stream_write
-from forebay.spark.snapshot import Snapshot
-from forebay.spark.streaming.reader import ForebayStreamReader
-from forebay.spark.writing import plan_write
-
-_TYPES: dict[str, DataType] = {
-    "binary": BinaryType(),
-    "string": StringType(),
-    "int": IntegerType(),
-    "bigint": LongType(),
-    "timestamp": TimestampType(),
-    "array<struct<key:string,value:binary>>": ArrayType(
-        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-    ),
-}
+from forebay.spark.reading.batch import Loaded, loaded_or_seen, reader_for
+from forebay.spark.reading.options import ReadOptions, is_for_batch, is_for_stream
+from forebay.spark.reading.schema import columns_of, spark_schema
+from forebay.spark.reading.snapshot import Snapshot
+from forebay.spark.reading.streaming.reader import ForebayStreamReader
+from forebay.spark.writing.writers import ForebayStreamWriter, plan_stream_write, plan_write
 
 
 class ForebayDataSource(DataSource):
@@ -84,23 +62,3 @@ class ForebayDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: Any) -> ForebayStreamWriter:  # noqa: N802 - Spark's name
         """The sink of a streaming query with these columns."""
         return plan_stream_write(self.options, schema, overwrite=overwrite)
-
-
-def spark_schema(columns: tuple[str, ...]) -> StructType:
-    """The columns as Spark names them; all may be null, as in Spark's Kafka source."""
-    return StructType([StructField(name, _TYPES[SPARK_TYPES[name]]) for name in columns])
-
-
-def columns_of(schema: StructType, options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that a schema, ours or the user's, asks for."""
-    columns = checked_columns(tuple(schema.names), "the schema")
-    for asked, ours in zip(schema.fields, spark_schema(columns).fields, strict=True):
-        if asked.dataType != ours.dataType or not asked.nullable:
-            raise Invalid(
-                f"the schema wants {asked.name} as {asked.dataType.simpleString()}"
-                f"{'' if asked.nullable else ' not null'}: it is {SPARK_TYPES[asked.name]}; cast it after loading"
-            )
-    named = parse_columns(options["columns"]) if "columns" in options else columns
-    if columns != named:
-        raise Invalid(f"the schema has {', '.join(columns)} and the option columns {', '.join(named)}")
-    return columns

@@ -22,14 +22,14 @@ from forebay.errors import DataLoss, Invalid
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.records import Gap, Reason
-from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.filters import Condition, Filters
-from forebay.spark.frames import chosen_options
-from forebay.spark.options import FROM_EARLIEST, ReadOptions
-from forebay.spark.pieces import ScanPiece
 from forebay.spark.place.addresses import FILE, address_of, literal
 from forebay.spark.place.opening import Opened, opened
-from forebay.spark.snapshot import ShardView, Snapshot, Viewer
+from forebay.spark.reading.as_frame import chosen_options
+from forebay.spark.reading.columns import SPARK_TYPES
+from forebay.spark.reading.filters import Condition, Filters
+from forebay.spark.reading.options import FROM_EARLIEST, ReadOptions
+from forebay.spark.reading.snapshot import ScanPiece, ShardView, Snapshot
+from forebay.spark.reading.view import Viewer
 from forebay.topics import TopicName
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class _Table:
     """One call of `table`."""
 
     def __init__(self, spark: SparkSession, wanted: ReadOptions, options: Mapping[str, str]) -> None:
-        from forebay.spark.pushing import push_options
+        from forebay.spark.reading.pushing import push_options
 
         self._spark = spark
         self._wanted = wanted

@@ -23,9 +23,9 @@ from forebay.spark.jobs import lake
 from forebay.spark.lake.directories import DirectoryTarget
 from forebay.spark.lake.tables import TableTarget
 from forebay.spark.place.location import Location
-from forebay.spark.planning import Range
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Snapshot, plan
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.snapshot import Range, Snapshot
+from forebay.spark.reading.task import read_split
 from forebay.spark.values.decoding import SOURCE_COLUMNS, Parted, RawDecoding, parted
 from tests.support.processes import die_at
 

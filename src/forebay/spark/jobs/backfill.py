@@ -21,13 +21,13 @@ from forebay.format.metadata.value import decode_value, encode_value
 from forebay.loads.book import LoadBook, SinkState
 from forebay.loads.prepare import Sink
 from forebay.metadata import Absent, Put
-from forebay.spark.delivery import TaskResult, deliver
-from forebay.spark.incoming import TYPES, check_columns
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen, summed
 from forebay.spark.jobs.sources import Source
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
-from forebay.spark.target import ATTACH_SECONDS, Target, WriteOptions, load_id_of, look
+from forebay.spark.writing.delivery import TaskResult, deliver
+from forebay.spark.writing.options import ATTACH_SECONDS, Target, WriteOptions, load_id_of, look
+from forebay.spark.writing.rows import TYPES, check_columns
 from forebay.topics import TopicName
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _expression(name: str, text: str) -> str:
 
 def _stager(target: Target, load_id: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def staged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from forebay.spark.writing import stage_rows
+        from forebay.spark.writing.writers import stage_rows
 
         result = stage_rows(target, load_id, iter(batches))
         yield pa.RecordBatch.from_pylist([{"result": pickle.dumps(result)}], schema=_STAGED_SCHEMA)

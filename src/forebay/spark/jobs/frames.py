@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.options import Topics
 from forebay.spark.place.location import Location
-from forebay.spark.planning import Range
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Snapshot, look, plan
+from forebay.spark.reading.columns import SPARK_TYPES
+from forebay.spark.reading.options import Topics
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.snapshot import Range, Snapshot
+from forebay.spark.reading.task import read_split
+from forebay.spark.reading.view import look
 from forebay.topics import TopicName
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def frame_of(
     fail_on_data_loss: bool = True,
 ) -> DataFrame:
     """The records of these offsets, `[start, end)` by partition of the one topic, with these columns."""
-    from forebay.spark.source import spark_schema
+    from forebay.spark.reading.schema import spark_schema
 
     ranges = [Range(partition, start, end) for partition, (start, end) in offsets.items() if start < end]
     splits = plan(snapshot, ranges, columns=columns, fail_on_data_loss=fail_on_data_loss)

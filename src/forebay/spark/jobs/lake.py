@@ -23,7 +23,7 @@ from forebay.spark.lake.tables import TableTarget
 from forebay.spark.lake.targets import Marks, TableBatch, Target
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
-from forebay.spark.snapshot import Snapshot
+from forebay.spark.reading.snapshot import Snapshot
 from forebay.spark.values.decoding import SOURCE_COLUMNS, Decoding, decoding
 from forebay.topics import TopicName
 

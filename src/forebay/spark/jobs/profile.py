@@ -24,12 +24,11 @@ from forebay.spark.jobs.pages import KeyCounts, ReportPage, TopicPage, page_of, 
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, summed
 from forebay.spark.jobs.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.jobs.units import said, spread
-from forebay.spark.pieces import ScanPiece
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
-from forebay.spark.planning import Range
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import ShardView, Snapshot, plan
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot
+from forebay.spark.reading.task import read_split
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

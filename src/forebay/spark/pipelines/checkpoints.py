@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from forebay.errors import ForebayError
-from forebay.spark.streaming.offsets import StreamOffsets
+from forebay.spark.reading.streaming.offsets import StreamOffsets
 
 
 class LastBatch(NamedTuple):

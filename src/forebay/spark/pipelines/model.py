@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.pipelines.document import Place, Word
+from forebay.spark.reading.columns import SPARK_TYPES
 from forebay.spark.values.schema import TableColumn
 
 RECORD_PREFIX: Final = "_"

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from forebay.spark.options import ReadOptions
 from forebay.spark.pipelines.checking import check_pipeline, unused
 from forebay.spark.pipelines.checkpoints import may_have_begun, standing
 from forebay.spark.pipelines.model import (
@@ -21,7 +20,8 @@ from forebay.spark.pipelines.model import (
 )
 from forebay.spark.pipelines.queries import references
 from forebay.spark.pipelines.surroundings import check_surroundings, place_of, read_options
-from forebay.spark.snapshot import load, load_or_look
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.view import load, load_or_look
 from forebay.spark.values.schema import TableColumn
 
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from forebay.errors import Invalid
 from forebay.spark.iceberg import look_up_table
-from forebay.spark.options import NAMES, ReadOptions
 from forebay.spark.pipelines.checking import check_columns
 from forebay.spark.pipelines.document import Flaws, Place, Word, flawed, hint
 from forebay.spark.pipelines.model import (
@@ -29,9 +28,10 @@ from forebay.spark.pipelines.source_tables import look_at_source
 from forebay.spark.place.location import NAMES as PLACE_NAMES
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
-from forebay.spark.target import NAMES as WRITE_NAMES
-from forebay.spark.target import WriteOptions
+from forebay.spark.reading.options import NAMES, ReadOptions
 from forebay.spark.values.schema import TableColumn
+from forebay.spark.writing.options import NAMES as WRITE_NAMES
+from forebay.spark.writing.options import WriteOptions
 from forebay.topics import Engine, TopicName, TopicSpec
 
 SINK_LOG: Final = "_spark_metadata"

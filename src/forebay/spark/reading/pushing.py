@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+
 logger = logging.getLogger(__name__)
 
 SETTING: Final = "spark.sql.python.filterPushdown.enabled"

@@ -11,7 +11,7 @@ import contextlib
 import errno
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,38 +19,15 @@ from forebay.blobs import BlobChanged, BlobMissing
 from forebay.errors import Unavailable
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.frame.batch import Batch
-from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.pages import Page
-from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
 from forebay.spark.place.opening import Opened
+from forebay.spark.reading.snapshot import ScanPiece
 from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog
 
 PAGE_BYTES = 4 * 1024 * 1024
 GONE = (errno.ENOENT, errno.ESTALE, errno.EBADF)
-
-
-class ScanPiece(NamedTuple):
-    """Offsets `[start, stop)` and who has them: a descriptor of history, or the local log. Plain values alone."""
-
-    start: int
-    stop: int
-    bytes: int
-    descriptor: SegmentDescriptor | None = None
-    file: str | None = None
-    """A sealed file of the local log that has them, unless it was replaced since."""
-
-    @property
-    def gap(self) -> Gap | None:
-        """The gap that it is, if it is one."""
-        gap = self.descriptor.gap if self.descriptor is not None else None
-        return gap._replace(start=self.start, stop=self.stop) if gap is not None else None
-
-    @property
-    def is_columnar(self) -> bool:
-        """Whether it is a Parquet segment."""
-        return self.descriptor is not None and self.descriptor.kind is DescriptorKind.PARQUET
 
 
 Again: TypeAlias = Callable[[int, int], Sequence[ScanPiece]]
@@ -205,15 +182,3 @@ def _first(batch: Batch, timestamp: int, deleted: OffsetSet) -> int | None:
     matching = (batch.timestamps() >= timestamp) & ~deleted.mask(batch.base, batch.count)
     place = int(np.argmax(matching))
     return batch.base + place if matching[place] else None
-
-
-def skipped(descriptor: SegmentDescriptor) -> SegmentDescriptor:
-    """The gap that a segment of a load that was given up stands for."""
-    return SegmentDescriptor(
-        kind=DescriptorKind.GAP,
-        topic_id=descriptor.topic_id,
-        start=descriptor.start,
-        end=descriptor.end,
-        epoch=descriptor.epoch,
-        reason=int(Reason.SKIPPED),
-    )

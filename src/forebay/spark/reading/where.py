@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, NoReturn
 
 from forebay.errors import Invalid
-from forebay.spark.filters import Condition, Filters, micros_of
+from forebay.spark.reading.filters import Condition, Filters, micros_of
 
 _COLUMNS: Final = ("offset", "partition", "timestamp", "topic", "key", "tag")
 _OTHER_COLUMNS: Final = ("value", "headers")

@@ -1,8 +1,9 @@
-"""Topics at one moment: which offsets each partition holds, where they lie, what of them ended; and the tasks that
-read them.
+"""Looks at topics: which offsets each partition holds now, where they lie, what of them ended.
 
-Looks at a data directory beside its owner, or at history alone, and changes nothing. What it finds is plain, so
-that it can be sent to other processes; no handle leaves this module. Knows nothing of Spark.
+Looks at a data directory beside its owner, or at history alone, and changes nothing. No handle leaves this
+module. A history may name thousands of bulk loads, and almost all of them are over. The metadata store lists those
+that are not below `offers/`, so a look reads that list once and asks for single loads only if they are on it.
+Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -10,114 +11,35 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
+import msgspec
+
+from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
+from forebay.disk import Disk
 from forebay.errors import Conflict, ForebayError, UnknownTopic, Unsupported
-from forebay.format.control.frames import NO_FLOOR, Floor, higher
+from forebay.format.control.frames import NO_FLOOR, higher
 from forebay.format.control.offsets import OffsetSet
-from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
+from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
+from forebay.loads.book import LoadBook
 from forebay.records import Gap, Reason
 from forebay.shard import ShardRef, refs_of
-from forebay.spark.covers import Cover
-from forebay.spark.filters import NO_FILTERS, Filters
-from forebay.spark.loaded import FoundHistory, LoadsSeen
-from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
-from forebay.spark.pieces import PieceReader, ScanPiece
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened
-from forebay.spark.planning import PartitionBounds, Range, Size, check_partitions, joined, resolve, split
-from forebay.topics import Engine, TopicSpec, shard_id
+from forebay.spark.reading.options import FROM_LATEST, Limit, ReadOptions, Topics
+from forebay.spark.reading.pieces import PieceReader
+from forebay.spark.reading.plan import check_partitions, resolve
+from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot
+from forebay.topics import Engine, TopicSpec
+from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardView:
-    """One partition at one moment. Its pieces are all of `[earliest, next)`, in order."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    is_durable: bool
-    """Whether a loss of its records is one: those of class `memory` may go with their process."""
-    epoch: int
-    earliest: int
-    next: int
-    pieces: tuple[ScanPiece, ...]
-    deleted: OffsetSet
-    generation: int
-    """Of the catalog: another one has other pieces."""
-    floor: Floor = NO_FLOOR
-    """Why it begins where it does: what lies below `evict_floor` was evicted, the rest deleted."""
-
-    @property
-    def shard(self) -> str:
-        """The name of its shard."""
-        return shard_id(self.topic_id, self.partition)
-
-    @property
-    def bounds(self) -> PartitionBounds:
-        """What it holds."""
-        return PartitionBounds(self.topic, self.partition, self.earliest, self.next)
-
-    def pieces_of(self, start: int, stop: int) -> tuple[ScanPiece, ...]:
-        """The pieces that have offsets of `[start, stop)`."""
-        first = bisect_right(self.pieces, start, key=lambda piece: piece.stop)
-        last = bisect_left(self.pieces, stop, key=lambda piece: piece.start)
-        return self.pieces[first:last]
-
-    def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """What there is to read at one moment, whatever is appended later."""
-
-    location: Location
-    shards: tuple[ShardView, ...]
-
-    @property
-    def bounds(self) -> list[PartitionBounds]:
-        """What each partition holds."""
-        return [view.bounds for view in self.shards]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Offsets `[start, stop)` of one partition for one task, and where they lie. Plain values alone."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    is_durable: bool
-    start: int
-    stop: int
-    pieces: tuple[ScanPiece, ...]
-    deleted: OffsetSet
-
-    @property
-    def shard(self) -> str:
-        """The name of its shard."""
-        return shard_id(self.topic_id, self.partition)
-
-    def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """What one task reads. Plain values alone: it travels to another process, perhaps on another machine."""
-
-    location: Location
-    parts: tuple[Part, ...]
-    columns: tuple[str, ...]
-    filters: Filters
-    fail_on_data_loss: bool
+T = TypeVar("T")
 
 
 def look(location: Location, topics: Topics) -> Snapshot:
@@ -148,64 +70,6 @@ def fix(snapshot: Snapshot, options: ReadOptions) -> tuple[Range, ...]:
     """The offsets of an earlier look that the options ask for. Raises what `load` raises."""
     with contextlib.closing(Viewer(options.location)) as viewer:
         return viewer.asked(snapshot, options)
-
-
-def plan(
-    snapshot: Snapshot,
-    ranges: Sequence[Range],
-    *,
-    columns: tuple[str, ...],
-    filters: Filters = NO_FILTERS,
-    partitions_min: int = 1,
-    fail_on_data_loss: bool = True,
-) -> list[Split]:
-    """The tasks that together read these offsets of the snapshot, as far as the filters may let something through."""
-    kept = joined(part for wanted in ranges for part in _kept(snapshot.shards[wanted.shard], wanted, filters))
-    sizes: Mapping[int, Sequence[Size]] = {
-        wanted.shard: [_size(piece, filters) for piece in snapshot.shards[wanted.shard].pieces] for wanted in kept
-    }
-    return [
-        Split(
-            location=snapshot.location,
-            parts=tuple(_part(snapshot.shards[wanted.shard], wanted) for wanted in task),
-            columns=columns,
-            filters=filters,
-            fail_on_data_loss=fail_on_data_loss,
-        )
-        for task in split(kept, sizes, partitions_min)
-    ]
-
-
-def _kept(view: ShardView, wanted: Range, filters: Filters) -> Iterator[Range]:
-    """What is left of a range once pieces are left out in which the filters let nothing through."""
-    if not filters.may_match_partition(view.topic, view.partition):
-        return
-    low, high = filters.offsets(wanted.start, wanted.stop)
-    for piece in view.pieces_of(low, high):
-        start, stop = max(low, piece.start), min(high, piece.stop)
-        if start < stop and (piece.descriptor is None or filters.may_match(piece.descriptor)):
-            yield Range(wanted.shard, start, stop)
-
-
-def _size(piece: ScanPiece, filters: Filters) -> Size:
-    """What a piece weighs: its bytes, or those of its index where that says which of them are needed."""
-    weight = piece.bytes
-    if filters.by_postings and piece.descriptor is not None:
-        weight = min(weight, piece.descriptor.index_bytes)
-    return Size(piece.start, piece.stop, weight)
-
-
-def _part(view: ShardView, wanted: Range) -> Part:
-    return Part(
-        topic=view.topic,
-        topic_id=view.topic_id,
-        partition=view.partition,
-        is_durable=view.is_durable,
-        start=wanted.start,
-        stop=wanted.stop,
-        pieces=view.pieces_of(wanted.start, wanted.stop),
-        deleted=view.deleted.clipped(wanted.start, wanted.stop),
-    )
 
 
 class Viewer:
@@ -398,3 +262,161 @@ class ViewedShard:
             named = frozenset(each.load_id for each in self._descriptors if each.load_id is not None)
             self._history = FoundHistory(cur.generation, cur.next, named)
         return self._history
+
+
+class Cover:
+    """The pieces of one partition. For one thread."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._sizes: dict[str, int] = {}
+        self._history: Sequence[SegmentDescriptor] | None = None
+        self._kept: tuple[object, tuple[ScanPiece, ...]] = None, ()
+
+    def pieces(
+        self, start: int, stop: int, history: Sequence[SegmentDescriptor], given_up: Set[str], log: FollowedLog | None
+    ) -> tuple[ScanPiece, ...]:
+        """Pieces for all of `[start, stop)`: history first, without the loads that were given up, then the log.
+
+        `history` is another list when it has changed.
+        """
+        middle = min(stop, max(start, history[-1].end)) if history else start
+        key = start, middle, frozenset(given_up)
+        if self._history is not history or self._kept[0] != key:
+            self._history = history
+            self._kept = key, tuple(covering(start, middle, (_piece(found, given_up) for found in history)))
+        return self._kept[1] + tuple(covering(middle, stop, self._files(log, middle)))
+
+    def _files(self, log: FollowedLog | None, start: int) -> Iterator[ScanPiece]:
+        for file in log.files.all if log is not None else ():
+            if file.end <= start:
+                continue
+            if isinstance(file, SealedFile):
+                yield ScanPiece(file.start, file.end, self._bytes(file.path), file=file.path)
+            else:
+                yield ScanPiece(file.start, file.end, file.limit)
+
+    def _bytes(self, path: str) -> int:
+        if path not in self._sizes:
+            try:
+                with contextlib.closing(self._disk.open(path)) as file:
+                    self._sizes[path] = file.size()
+            except FileNotFoundError:
+                return 0  # replaced meanwhile: only how equal the tasks are depends on it
+        return self._sizes[path]
+
+
+def _piece(found: SegmentDescriptor, given_up: Set[str]) -> ScanPiece:
+    is_hole = found.load_id is not None and found.load_id in given_up
+    descriptor = skipped(found) if is_hole else msgspec.structs.replace(found, sparse=())
+    return ScanPiece(found.start, found.end, descriptor.bytes, descriptor)
+
+
+def covering(start: int, stop: int, pieces: Iterable[ScanPiece]) -> Iterator[ScanPiece]:
+    """Pieces for all of `[start, stop)` without overlap: of those given the earlier ones first, else the log itself."""
+    at = start
+    for piece in pieces:
+        if piece.stop <= at or max(at, piece.start) >= stop:
+            continue
+        if piece.start > at:
+            yield ScanPiece(at, piece.start, 0)
+        low, high = max(at, piece.start), min(stop, piece.stop)
+        yield piece._replace(start=low, stop=high, bytes=piece.bytes * (high - low) // (piece.stop - piece.start))
+        at = high
+    if at < stop:
+        yield ScanPiece(at, stop, 0)
+
+
+def skipped(descriptor: SegmentDescriptor) -> SegmentDescriptor:
+    """The gap that a segment of a load that was given up stands for."""
+    return SegmentDescriptor(
+        kind=DescriptorKind.GAP,
+        topic_id=descriptor.topic_id,
+        start=descriptor.start,
+        end=descriptor.end,
+        epoch=descriptor.epoch,
+        reason=int(Reason.SKIPPED),
+    )
+
+
+class FoundHistory(NamedTuple):
+    """The history of a partition as found: where it stands, and the loads that it names."""
+
+    generation: int
+    next: int
+    loads: frozenset[str]
+
+
+class _Looked(NamedTuple):
+    """A partition that this look has passed."""
+
+    catalog: ShardCatalog
+    history: FoundHistory
+
+
+class LoadsSeen:
+    """How far loads are, for one look after the other. For one thread."""
+
+    def __init__(self) -> None:
+        self._over: dict[str, LoadStatus] = {}
+        """How a load ended never changes."""
+        self._looked: list[_Looked] = []
+        self._waiting: set[str] = set()
+        """Loads before which this look ends a partition."""
+        self._is_closed = False
+        self._is_torn = False
+        self._is_doubtful = False
+
+    def whole(self, look: Callable[[], T]) -> T:
+        """What a look at partition after partition sees.
+
+        A load that is committed on the way may be missing in partitions that were looked at before: then the look is
+        repeated, and what is committed only by then waits for the next time.
+        """
+        self._begin(is_closed=False)
+        seen = look()
+        if self._is_torn or (self._is_doubtful and self._has_moved()):
+            self._begin(is_closed=True)
+            seen = look()
+        return seen
+
+    def history_and_loads(
+        self, catalog: ShardCatalog, history: Callable[[], FoundHistory]
+    ) -> tuple[FoundHistory, Mapping[str, LoadStatus]]:
+        """The history of a partition, and how far each load is that it names.
+
+        `history` reads it, or finds it unchanged at the cost of one look at its end.
+        """
+        found = history()
+        unknown = frozenset[str]() if self._is_closed else found.loads - self._over.keys()
+        over = frozenset[str]()
+        if unknown:
+            over = unknown - LoadBook(catalog.store, catalog.keys.prefix, catalog.clock).pending().keys()
+            # Read again: a load that was given up leaves gaps in the history first and that list last. What is named
+            # now, and was not on the list before, is therefore committed.
+            found = history()
+        statuses = {load: self._status(catalog, load, is_committed=load in over) for load in found.loads}
+        self._looked.append(_Looked(catalog, found))
+        return found, statuses
+
+    def _begin(self, *, is_closed: bool) -> None:
+        self._looked, self._waiting = [], set()
+        self._is_closed, self._is_torn, self._is_doubtful = is_closed, False, False
+
+    def _status(self, catalog: ShardCatalog, load_id: str, *, is_committed: bool) -> LoadStatus:
+        known = self._over.get(load_id)
+        if known is not None or self._is_closed:
+            return known or LoadStatus.OFFERED
+        status = LoadStatus.COMMITTED if is_committed else catalog.load_status(load_id)
+        if status is LoadStatus.OFFERED:
+            self._waiting.add(load_id)
+            return status
+        self._over[load_id] = status
+        self._is_torn |= load_id in self._waiting
+        self._is_doubtful |= bool(self._looked)
+        return status
+
+    def _has_moved(self) -> bool:
+        """Whether the history of a partition went on since this look passed it, by a load perhaps."""
+        now = ((catalog.frontier(), history) for catalog, history in self._looked)
+        return any((front.cur.generation, front.next) != (before.generation, before.next) for front, before in now)

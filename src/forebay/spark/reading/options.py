@@ -16,11 +16,11 @@ import msgspec
 
 from forebay.errors import Invalid
 from forebay.records import OFFSET_MAX
-from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.filters import NO_FILTERS, Filters
 from forebay.spark.place.location import NAMES as PLACE_NAMES
 from forebay.spark.place.location import Location, is_about_place
-from forebay.spark.where import parse_where
+from forebay.spark.reading.columns import SPARK_TYPES
+from forebay.spark.reading.filters import NO_FILTERS, Filters
+from forebay.spark.reading.where import parse_where
 from forebay.topics import TopicName
 
 FROM_LATEST: Final = -1
@@ -103,7 +103,7 @@ class ReadOptions:
     partitions_min: int = 1
     fail_on_data_loss: bool = True
     push_filters: bool = False
-    """Whether the session was seen to keep the plans of its scans apart: see `forebay.spark.pushing`."""
+    """Whether the session was seen to keep the plans of its scans apart: see `forebay.spark.reading.pushing`."""
     offsets_max: int | None = None
     bytes_max: int | None = None
 

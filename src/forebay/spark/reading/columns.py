@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import Invalid
 from forebay.format.frame.batch import Batch
-from forebay.spark.filters import Filters
+from forebay.spark.reading.filters import Filters
 
 SPARK_TYPES: Final = {
     "key": "binary",

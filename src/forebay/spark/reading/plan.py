@@ -1,4 +1,4 @@
-"""Which offsets are read, and by which task: pure arithmetic over facts, tested without Spark or files.
+"""Plans a read: which offsets, and by which task. Pure arithmetic over a snapshot, tested without Spark or files.
 
 A task costs about 50 ms whatever it does, so there are few of them, and they are of equal size. One task may
 take several partitions, and a partition may be cut anywhere: a cut that falls into the middle of a frame
@@ -14,7 +14,9 @@ from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from forebay.errors import Invalid
-from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
+from forebay.spark.reading.filters import NO_FILTERS, Filters
+from forebay.spark.reading.options import FROM_EARLIEST, FROM_LATEST, Limit
+from forebay.spark.reading.snapshot import Part, PartitionBounds, Range, ScanPiece, ShardView, Snapshot, Split
 
 logger = logging.getLogger(__name__)
 
@@ -23,26 +25,6 @@ TASK_BYTES: Final = 128 * MIB
 TASK_BYTES_MAX: Final = 256 * MIB
 TASKS_MANY: Final = 64
 """From here on tasks grow instead of becoming more, up to `TASK_BYTES_MAX`."""
-
-
-class PartitionBounds(NamedTuple):
-    """What a partition of a topic holds at the moment of looking: `[earliest, next)`."""
-
-    topic: str
-    partition: int
-    earliest: int
-    next: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]"
-
-
-class Range(NamedTuple):
-    """Offsets `[start, stop)` of a partition, which is the one of this place in the snapshot."""
-
-    shard: int
-    start: int
-    stop: int
 
 
 class Size(NamedTuple):
@@ -197,3 +179,61 @@ def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
         else:
             found.append(wanted)
     return tuple(found)
+
+
+def plan(
+    snapshot: Snapshot,
+    ranges: Sequence[Range],
+    *,
+    columns: tuple[str, ...],
+    filters: Filters = NO_FILTERS,
+    partitions_min: int = 1,
+    fail_on_data_loss: bool = True,
+) -> list[Split]:
+    """The tasks that together read these offsets of the snapshot, as far as the filters may let something through."""
+    kept = joined(part for wanted in ranges for part in _kept(snapshot.shards[wanted.shard], wanted, filters))
+    sizes: Mapping[int, Sequence[Size]] = {
+        wanted.shard: [_size(piece, filters) for piece in snapshot.shards[wanted.shard].pieces] for wanted in kept
+    }
+    return [
+        Split(
+            location=snapshot.location,
+            parts=tuple(_part(snapshot.shards[wanted.shard], wanted) for wanted in task),
+            columns=columns,
+            filters=filters,
+            fail_on_data_loss=fail_on_data_loss,
+        )
+        for task in split(kept, sizes, partitions_min)
+    ]
+
+
+def _kept(view: ShardView, wanted: Range, filters: Filters) -> Iterator[Range]:
+    """What is left of a range once pieces are left out in which the filters let nothing through."""
+    if not filters.may_match_partition(view.topic, view.partition):
+        return
+    low, high = filters.offsets(wanted.start, wanted.stop)
+    for piece in view.pieces_of(low, high):
+        start, stop = max(low, piece.start), min(high, piece.stop)
+        if start < stop and (piece.descriptor is None or filters.may_match(piece.descriptor)):
+            yield Range(wanted.shard, start, stop)
+
+
+def _size(piece: ScanPiece, filters: Filters) -> Size:
+    """What a piece weighs: its bytes, or those of its index where that says which of them are needed."""
+    weight = piece.bytes
+    if filters.by_postings and piece.descriptor is not None:
+        weight = min(weight, piece.descriptor.index_bytes)
+    return Size(piece.start, piece.stop, weight)
+
+
+def _part(view: ShardView, wanted: Range) -> Part:
+    return Part(
+        topic=view.topic,
+        topic_id=view.topic_id,
+        partition=view.partition,
+        is_durable=view.is_durable,
+        start=wanted.start,
+        stop=wanted.stop,
+        pieces=view.pieces_of(wanted.start, wanted.stop),
+        deleted=view.deleted.clipped(wanted.start, wanted.stop),
+    )

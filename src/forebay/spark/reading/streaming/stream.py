@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 from forebay.clock import Clock
 from forebay.errors import Conflict, DataLoss, Unavailable
-from forebay.spark.options import Limit, ReadOptions, Topics
-from forebay.spark.planning import Range
-from forebay.spark.snapshot import ShardView, Snapshot, Split, plan
-from forebay.spark.streaming.admission import Backlog, WeighedRange, admitted, clipped
-from forebay.spark.streaming.offsets import Place, Point, StreamOffsets, TopicPoints
+from forebay.spark.reading.options import Limit, ReadOptions, Topics
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.snapshot import Range, ShardView, Snapshot, Split
+from forebay.spark.reading.streaming.admission import Backlog, WeighedRange, admitted, clipped
+from forebay.spark.reading.streaming.offsets import Place, Point, StreamOffsets, TopicPoints
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _UNREAD: Final = Point(0, 0)
 
 
 class Views(Protocol):
-    """What a stream asks of `forebay.spark.snapshot.Viewer`."""
+    """What a stream asks of `forebay.spark.reading.view.Viewer`."""
 
     def look(self, topics: Topics) -> Snapshot:
         """Everything that these topics hold now."""

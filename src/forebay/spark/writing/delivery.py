@@ -24,8 +24,8 @@ from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadStore, Sink, manifest_of, ready_to_offer
 from forebay.shard import ShardRef
 from forebay.spark.place.opening import Opened, opened
-from forebay.spark.staging import StagedSegment
-from forebay.spark.target import Target
+from forebay.spark.writing.options import Target
+from forebay.spark.writing.staging import StagedSegment
 from forebay.storage import Storage
 from forebay.storage.directory import is_owned
 from forebay.topics import TopicSpec

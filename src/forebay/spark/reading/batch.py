@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from forebay.spark.filters import pushed
-from forebay.spark.options import ReadOptions
-from forebay.spark.planning import Range
-from forebay.spark.pushing import is_old
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Snapshot, fix, load, load_or_look, plan
+from forebay.spark.reading.filters import pushed
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.plan import plan
+from forebay.spark.reading.pushing import is_old
+from forebay.spark.reading.snapshot import Range, Snapshot
+from forebay.spark.reading.task import read_split
+from forebay.spark.reading.view import fix, load, load_or_look
 
 
 @dataclass(frozen=True, slots=True)

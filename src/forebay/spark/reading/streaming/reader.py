@@ -16,11 +16,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from forebay.clock import SystemClock
-from forebay.spark.options import ReadOptions
-from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Viewer
-from forebay.spark.streaming.offsets import Json, StreamOffsets
-from forebay.spark.streaming.stream import TopicStream
+from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.streaming.offsets import Json, StreamOffsets
+from forebay.spark.reading.streaming.stream import TopicStream
+from forebay.spark.reading.task import read_split
+from forebay.spark.reading.view import Viewer
 
 
 class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -16,7 +16,7 @@ from forebay.blobs import BlobStore
 from forebay.clock import Clock
 from forebay.format.frame.batch import encode_arrow
 from forebay.loads.prepare import LoadPlace, Prepared, write_segment
-from forebay.spark.incoming import parts_of
+from forebay.spark.writing.rows import parts_of
 
 WAITING_BYTES_MAX: Final = 128 * 1024 * 1024
 """Rows that wait, over all partitions; the fullest partition then gets its segment."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,20 +20,25 @@ import pyarrow as pa
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.columnar import ParquetSegment
 from forebay.errors import Corrupt, DataLoss, Unavailable
-from forebay.format.frame.batch import Batch
+from forebay.format.frame.batch import Batch, batch_of, merge
 from forebay.format.metadata.vectors import live_mask
 from forebay.pages import Page
 from forebay.reading import in_order
 from forebay.records import Gap, Reason
-from forebay.spark.columns import record_batch, stored_batch, stored_columns
-from forebay.spark.joining import coalesced, joined
-from forebay.spark.narrowing import OffsetRun, wanted_runs
-from forebay.spark.pieces import PieceReader, ScanPiece
+from forebay.sealed import SealedSegment
 from forebay.spark.place.opening import Opened, opened
-from forebay.spark.snapshot import Part, Split, look_again
+from forebay.spark.reading.columns import record_batch, stored_batch, stored_columns
+from forebay.spark.reading.filters import Filters
+from forebay.spark.reading.pieces import PAGE_BYTES, PieceReader
+from forebay.spark.reading.snapshot import Part, ScanPiece, Split
+from forebay.spark.reading.view import look_again
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+ROWS_ENOUGH: Final = 2048
+"""Smaller batches are put together: each one costs Spark a fixed price."""
 WAIT_SECONDS: Final = 10.0
 """How long an owner that has just come may take to publish what was there before."""
 _ENDED: Final = (Reason.DELETED, Reason.CAP, Reason.TTL)
@@ -233,3 +238,108 @@ class _PartRead:
                     f"{part}: {found.object_key} gave {count} records, the catalog says {found.records}: "
                     'run "forebay verify"'
                 )
+
+
+class OffsetRun(NamedTuple):
+    """Offsets `[start, stop)` to be looked at, in about so many bytes; `is_columnar` if a Parquet segment has them."""
+
+    start: int
+    stop: int
+    bytes: int
+    is_columnar: bool = False
+
+
+def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[OffsetRun]:
+    """What of the part the filters may let through, in order; gaps are among it. None mixes frames and columns."""
+    if not filters.narrows:
+        yield from _everything(part)
+        return
+    for piece in part.pieces:
+        low, high = max(piece.start, part.start), min(piece.stop, part.stop)
+        runs = [OffsetRun(low, high, PAGE_BYTES)]
+        # One that is gone is found where it lies now when it is read: all of it is looked at.
+        with contextlib.suppress(BlobMissing, BlobChanged, FileNotFoundError):
+            segment = reader.segment(piece) if piece.gap is None else None
+            if segment is not None:
+                found = _runs(segment, low, high, filters)
+                runs = [run._replace(is_columnar=piece.is_columnar) for run in found]
+        yield from runs
+
+
+def _everything(part: Part) -> list[OffsetRun]:
+    found: list[OffsetRun] = []
+    for piece in part.pieces:
+        low, high = max(piece.start, part.start), min(piece.stop, part.stop)
+        if found and not found[-1].is_columnar and not piece.is_columnar:
+            found[-1] = found[-1]._replace(stop=high)
+        else:
+            found.append(OffsetRun(low, high, PAGE_BYTES, piece.is_columnar))
+    return found
+
+
+def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list[OffsetRun]:
+    """The frames of `[low, high)` that may have what is sought, and the gaps between frames."""
+    entries, gaps = segment.index().entries, segment.index().gaps
+    starts = entries["offset"]
+    stops = starts + entries["count"]
+    wanted = (stops > low) & (starts < high) & filters.may_match_frames(entries)
+    if filters.by_postings and wanted.any():
+        found = np.zeros(len(entries), dtype=np.bool_)
+        for sought in filters.sought:
+            for offsets in segment.find(sought.kind, sought.hash, low):
+                if offsets[0] >= high:
+                    break
+                found[np.searchsorted(starts, offsets, side="right") - 1] = True
+        wanted &= found
+    places = np.flatnonzero(wanted).tolist()
+    runs = [OffsetRun(int(starts[place]), int(stops[place]), int(entries["length"][place])) for place in places]
+    runs += [OffsetRun(gap.start, gap.stop, 0) for gap in gaps if gap.stop > low and gap.start < high]
+    merged: list[OffsetRun] = []
+    for run in sorted(runs):
+        start, stop = max(low, run.start), min(high, run.stop)
+        if merged and start <= merged[-1].stop:
+            before = merged[-1]
+            merged[-1] = OffsetRun(before.start, max(stop, before.stop), before.bytes + run.bytes)
+        else:
+            merged.append(OffsetRun(start, stop, run.bytes))
+    return [run._replace(bytes=max(1, min(run.bytes, PAGE_BYTES))) for run in merged]
+
+
+def coalesced(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The same records in fewer batches: consecutive small ones become one."""
+    return map(_together, _grouped(batches, lambda batch: batch.count, lambda before, batch: batch.base == before.end))
+
+
+def _together(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    return batch_of(merge(batches), base=first.base, epoch=first.epoch, appended_at=first.appended_at)
+
+
+def joined(batches: Iterable[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer record batches: small ones that follow each other become one."""
+    there = (batch for batch in batches if batch is not None)
+    groups = _grouped(there, lambda batch: batch.num_rows, lambda before, batch: True)
+    # One alone is handed on as it is: to put it together would copy it.
+    return (group[0] if len(group) == 1 else pa.concat_batches(group) for group in groups)
+
+
+def _grouped(
+    batches: Iterable[T], rows_of: Callable[[T], int], goes_on: Callable[[T, T], bool]
+) -> Iterator[Sequence[T]]:
+    """Large batches alone, and small ones together as long as each goes on where the one before it ends."""
+    small: list[T] = []
+    rows = 0
+    for batch in batches:
+        count = rows_of(batch)
+        if small and (count >= ROWS_ENOUGH or rows >= ROWS_ENOUGH or not goes_on(small[-1], batch)):
+            yield small
+            small, rows = [], 0
+        if count >= ROWS_ENOUGH:
+            yield [batch]
+        else:
+            small.append(batch)
+            rows += count
+    if small:
+        yield small

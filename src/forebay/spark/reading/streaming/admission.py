@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from forebay.spark.streaming.offsets import Place
+from forebay.spark.reading.streaming.offsets import Place
 
 
 class WeighedRange(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forebay.spark.where import parse_where
+from forebay.spark.reading.where import parse_where
 from forebay.topics import TopicName
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def read(
     with a dot go into `**{…}`. Every other option of the source may be given too. Raises `Invalid` for a `where` that
     cannot be applied.
     """
-    from forebay.spark.pushing import push_options
+    from forebay.spark.reading.pushing import push_options
 
     if where is not None:
         parse_where(where)
