@@ -53,7 +53,7 @@ def test_sentences_name_their_actors_and_gaps_are_gaps() -> None:
         "src/forebay/format/parquet/file.py: def tell(self) -> int:",
         "src/forebay/format/parquet/rowgroups.py: def tell(self) -> int:",
         'src/forebay/inspection/steps.py: RECORD = "record anew"',
-        "src/forebay/spark/lake/files.py: def tell(self) -> int:",
+        "src/forebay/spark/tables/file_writer.py: def tell(self) -> int:",
         "src/forebay/spark/values/avro.py: left = len(value) - stream.tell()",
         "docs/cli.md: | the etag in the catalog, while the bytes are sound | the store (`record anew`) |",
     ]

@@ -10,12 +10,12 @@ from pyiceberg.table import Table
 
 from forebay.cleanup.tables import TableObjects
 from forebay.errors import Conflict, Unsupported
-from forebay.spark import registering
-from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog
+from forebay.spark.jobs import register
+from forebay.spark.jobs.register import OFFSETS
 from forebay.spark.jobs.reports import JobReport
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
-from forebay.spark.registering import OFFSETS
+from forebay.spark.tables.catalog import find_table, identifier, look_up_table, open_catalog
 from forebay.topics import TopicName
 from tests.compacting.directly import AT_ONCE, compacted, location_of
 from tests.moves.rig import Land, local, shared_fs
@@ -37,7 +37,7 @@ def registered(land: Land, *, kept_s: int | None = None, dry_run: bool = False) 
     if kept_s is not None:
         overrides = (*location.overrides, ("table.snapshots_kept_s", str(kept_s)))
         location = Location(path=location.path, settings_text=location.settings_text, overrides=overrides)
-    return registering.run(location, TOPIC, dry_run=dry_run)
+    return register.run(location, TOPIC, dry_run=dry_run)
 
 
 def table_of(land: Land) -> Table:
@@ -153,7 +153,7 @@ def test_a_snapshot_that_was_cut_short_is_made_by_the_next_registration(
     mixed.every_tier()
     compacted(land, [TOPIC])
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(registering, "expire", _interrupt)
+        patched.setattr(register, "expire", _interrupt)
         registered(land)
     noted = objects_kept(land)
 
@@ -177,7 +177,7 @@ def test_what_is_noted_before_the_snapshot_is_let_go_of_if_it_never_came(
     mixed.every_tier()
     compacted(land, [TOPIC])
     changes = iter([0, 1])
-    real = registering.change_of
+    real = register.change_of
 
     def changed(*arguments: object) -> object:
         if next(changes) == 1:
@@ -185,7 +185,7 @@ def test_what_is_noted_before_the_snapshot_is_let_go_of_if_it_never_came(
         return real(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched, pytest.raises(Conflict, match="compacted meanwhile"):
-        patched.setattr(registering, "change_of", changed)
+        patched.setattr(register, "change_of", changed)
         registered(land)
     noted = objects_kept(land)
     assert noted

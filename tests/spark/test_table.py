@@ -14,7 +14,7 @@ from forebay.spark import table
 from forebay.spark.place.opening import opened
 from forebay.spark.reading.options import Topics
 from forebay.spark.reading.view import look
-from forebay.spark.table import native_of
+from forebay.spark.tables.as_frame import native_of
 from forebay.topics import TopicName
 from tests.compacting.directly import compacted, location_of
 from tests.moves.rig import Land, local, shared_fs

@@ -15,14 +15,14 @@ from forebay.spark.place.opening import Opened
 from forebay.spark.reading.options import Topics
 from forebay.spark.reading.snapshot import ShardView, Snapshot
 from forebay.spark.reading.view import Viewer
-from forebay.spark.table import LOOKS_MAX, Native, native_of
+from forebay.spark.tables.as_frame import LOOKS_MAX, Native, native_of
 from tests.compacting.directly import compacted
 from tests.moves.rig import shard_of, shared_fs
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import spark_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-HERE = "forebay.spark.table"
+HERE = "forebay.spark.tables.as_frame"
 
 
 @pytest.fixture

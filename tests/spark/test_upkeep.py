@@ -14,8 +14,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
 from forebay.settings import TableSettings
-from forebay.spark import upkeep
-from forebay.spark.upkeep import EXPIRED, expire, own_folder, properties_of, remove_strays
+from forebay.spark.tables import upkeep
+from forebay.spark.tables.upkeep import EXPIRED, expire, own_folder, properties_of, remove_strays
 
 pytestmark = pytest.mark.slow
 

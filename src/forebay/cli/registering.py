@@ -35,6 +35,6 @@ def register_table(
     The catalog is the one of the settings, table.…; left out, a SQLite file in the directory tables. The table has
     the topic's name and is made if it is not there. Snapshots older than table.snapshots_kept_s are expired.
     """
-    from forebay.spark.registering import run as registered
+    from forebay.spark.jobs.register import run as registered
 
     return say_report(registered(location_of(run), topic, dry_run=dry_run), as_json=as_json)

@@ -12,23 +12,23 @@ import typing as _typing
 
 from forebay.spark.reading.as_frame import read
 from forebay.spark.start.session import session
-from forebay.spark.table import table
+from forebay.spark.tables.as_frame import table
 
 if _typing.TYPE_CHECKING:
     from forebay.compacting.planning import Rules
     from forebay.spark import pipelines
-    from forebay.spark.iceberg import open_catalog
     from forebay.spark.jobs.backfill import run as backfill
     from forebay.spark.jobs.compaction import run as compact
     from forebay.spark.jobs.migrate import run as migrate
     from forebay.spark.jobs.profile import run as profile
+    from forebay.spark.jobs.register import run as register
     from forebay.spark.jobs.reindex import run as reindex
     from forebay.spark.jobs.reports import JobReport
     from forebay.spark.jobs.scrub import run as scrub
     from forebay.spark.jobs.sources import Files, Frame, Table
     from forebay.spark.place.location import Location
-    from forebay.spark.registering import run as register
     from forebay.spark.source import ForebayDataSource
+    from forebay.spark.tables.catalog import open_catalog
 
 __all__ = [
     "Files",
@@ -63,10 +63,10 @@ _HOMES = {
     "backfill": "forebay.spark.jobs.backfill:run",
     "compact": "forebay.spark.jobs.compaction:run",
     "migrate": "forebay.spark.jobs.migrate:run",
-    "open_catalog": "forebay.spark.iceberg:open_catalog",
+    "open_catalog": "forebay.spark.tables.catalog:open_catalog",
     "pipelines": "forebay.spark.pipelines:",
     "profile": "forebay.spark.jobs.profile:run",
-    "register": "forebay.spark.registering:run",
+    "register": "forebay.spark.jobs.register:run",
     "reindex": "forebay.spark.jobs.reindex:run",
     "scrub": "forebay.spark.jobs.scrub:run",
 }

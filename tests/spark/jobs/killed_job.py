@@ -20,9 +20,9 @@ import pyarrow as pa
 import forebay.spark
 from forebay.spark.jobs import frames, lake, migrate
 from forebay.spark.jobs.copying import CopiedObjects, Errand, copy
-from forebay.spark.lake.files import Outlet
 from forebay.spark.place.location import Location
 from forebay.spark.reading.plan import plan
+from forebay.spark.tables.file_writer import Outlet
 from forebay.spark.values.decoding import Decoding
 from tests.spark.stream_child import SETTINGS
 from tests.support.processes import die_together, die_with_all

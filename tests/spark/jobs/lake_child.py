@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 
 import forebay
 from forebay.spark.jobs import lake
-from forebay.spark.lake.directories import DirectoryTarget
-from forebay.spark.lake.tables import TableTarget
 from forebay.spark.place.location import Location
 from forebay.spark.reading.plan import plan
 from forebay.spark.reading.snapshot import Range, Snapshot
 from forebay.spark.reading.task import read_split
+from forebay.spark.tables.lake_directory import DirectoryTarget
+from forebay.spark.tables.lake_table import TableTarget
 from forebay.spark.values.decoding import SOURCE_COLUMNS, Parted, RawDecoding, parted
 from tests.support.processes import die_at
 

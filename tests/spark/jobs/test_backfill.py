@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 import forebay
 from forebay.errors import Conflict, Invalid, UnknownTopic
 from forebay.loads.book import LoadBook
-from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs import backfill
 from forebay.spark.jobs.reports import JobReport
 from forebay.spark.jobs.sources import Files, Frame, Table
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
+from forebay.spark.tables.catalog import open_catalog
 from forebay.spark.writing.delivery import deliver
 from forebay.testing.clock import ManualClock
 from tests.ledger import Ledger

@@ -9,8 +9,7 @@ from pyspark.sql import SparkSession
 
 import forebay
 from forebay.compacting.planning import Rules
-from forebay.spark import registering
-from forebay.spark.jobs import compaction
+from forebay.spark.jobs import compaction, register
 from forebay.spark.place.location import Location
 from tests.cli.rig import Outcome, Shell, flip
 
@@ -92,7 +91,7 @@ def _settings(root: Path) -> str:
 )
 def test_a_dry_run_changes_nothing(home: Path, job: str) -> None:
     if job in ("register again", "backfill from a table"):
-        registering.run(Location.of(home / "data", home / "old.yaml"), "shop/compacted")
+        register.run(Location.of(home / "data", home / "old.yaml"), "shop/compacted")
     words = [word.format(home=home).replace("id_BIGINT", "id BIGINT") for word in JOBS[job].split()]
     damaged = sorted(home.rglob("*.seg")) if job == "scrub and repair" else []
     for path in damaged:

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import forebay
-from forebay.spark.iceberg import look_up_table
 from forebay.spark.place.location import Location
-from forebay.spark.upkeep import named_files
+from forebay.spark.tables.catalog import look_up_table
+from forebay.spark.tables.upkeep import named_files
 from tests.ledger import Ledger
 from tests.spark.jobs.killed_job import TOPIC, run
 from tests.spark.topics import SETTINGS

@@ -23,16 +23,16 @@ import forebay
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, Fenced, Invalid, Unavailable
 from forebay.metadata.leases import Lease, leased
-from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs import lake
 from forebay.spark.jobs.reports import JobReport
-from forebay.spark.lake.directories import DirectoryTarget
-from forebay.spark.lake.files import Written
-from forebay.spark.lake.tables import FOLDER
-from forebay.spark.lake.targets import TableBatch
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
-from forebay.spark.upkeep import own_folder
+from forebay.spark.tables.catalog import open_catalog
+from forebay.spark.tables.file_writer import Written
+from forebay.spark.tables.lake_directory import DirectoryTarget
+from forebay.spark.tables.lake_table import FOLDER
+from forebay.spark.tables.targets import TableBatch
+from forebay.spark.tables.upkeep import own_folder
 from forebay.spark.values.avro import AvroValues
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
@@ -469,7 +469,7 @@ def test_a_file_that_is_gone_is_not_committed(tmp_path: Path) -> None:
 
 
 def test_of_two_commits_of_a_table_one_is_refused(path: Path, log: forebay.Storage) -> None:
-    from forebay.spark.lake.tables import TableTarget  # noqa: PLC0415
+    from forebay.spark.tables.lake_table import TableTarget  # noqa: PLC0415
     from forebay.spark.values.decoding import RawDecoding  # noqa: PLC0415
 
     Orders(log)

@@ -11,12 +11,13 @@ import pytest
 from pyiceberg.table import Table
 
 import forebay
-from forebay.spark.iceberg import look_up_table
-from forebay.spark.pipelines import open_tables, running
-from forebay.spark.pipelines.open_tables import FOLDER, OpenTable
+from forebay.spark.pipelines import running
 from forebay.spark.pipelines.running import TableBatches
 from forebay.spark.place.location import Location
-from forebay.spark.upkeep import named_files, own_folder
+from forebay.spark.tables import open_table
+from forebay.spark.tables.catalog import look_up_table
+from forebay.spark.tables.open_table import FOLDER, OpenTable
+from forebay.spark.tables.upkeep import named_files, own_folder
 from tests.spark.pipelines.files import pipeline_of, running_of
 from tests.spark.topics import SETTINGS
 
@@ -77,7 +78,7 @@ def test_a_batch_leaves_nothing_that_no_caller_names(spark: SparkSession, home: 
 def test_a_stream_tidies_up_once_and_expires_many_at_a_time(
     spark: SparkSession, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_tables, "EXPIRED_AT_LEAST", 3)
+    monkeypatch.setattr(open_table, "EXPIRED_AT_LEAST", 3)
     place = {"path": str(home / "data"), "table.snapshots_kept_max": "1", "table.orphan_grace_s": "0"}
     started: Future[str] = Future()
     started.set_result("query")
@@ -109,7 +110,7 @@ def test_rows_that_are_in_are_no_failure_though_old_snapshots_cannot_be_expired(
     def refuse(*_: object, **__: object) -> int:
         raise OSError("the catalog does not answer")
 
-    monkeypatch.setattr(open_tables, "expire", refuse)
+    monkeypatch.setattr(open_table, "expire", refuse)
     table = OpenTable(Location.of(home / "data"), "shop.copy")
 
     table.put(spark.createDataFrame([(1,)], "id BIGINT"))

@@ -15,13 +15,12 @@ from pyiceberg.types import LongType, NestedField, StringType, TimeType
 
 import forebay
 from forebay.errors import Unsupported
-from forebay.spark import registering
-from forebay.spark.iceberg import look_up_table, open_catalog, table_names
-from forebay.spark.jobs import lake
+from forebay.spark.jobs import lake, register
 from forebay.spark.pipelines.document import Flawed
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.place.location import Location
-from forebay.spark.table_files import files_of
+from forebay.spark.tables.catalog import look_up_table, open_catalog, table_names
+from forebay.spark.tables.files import files_of
 from tests.compacting.directly import compacted, location_of
 from tests.moves.rig import TOPIC, local
 from tests.spark.mixed import Mixed
@@ -250,7 +249,7 @@ def test_tables_that_lake_and_register_made_are_read_with_every_row(spark: Spark
     mixed.every_tier()
     compacted(land, [TOPIC])
     location = location_of(land)
-    registering.run(location, TOPIC)
+    register.run(location, TOPIC)
     lake.run(spark, location, TOPIC, table="shop.raw", format="raw")
 
     named, raw = (look_up_table(location, name) for name in ("shop.orders", "shop.raw"))

@@ -15,14 +15,14 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import forebay
 from forebay.errors import ForebayError, Invalid
-from forebay.spark.iceberg import open_catalog
 from forebay.spark.pipelines.document import Flawed
-from forebay.spark.pipelines.open_tables import OpenTable, QueryBatch
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.progress import SinkProgress
 from forebay.spark.pipelines.running import into_topic
 from forebay.spark.place.location import Location
+from forebay.spark.tables.catalog import open_catalog
+from forebay.spark.tables.open_table import OpenTable, QueryBatch
 from tests.cli.rig import Shell
 from tests.spark.pipelines import revenue
 from tests.spark.pipelines.files import built, pipeline_of, records_of, running_of

@@ -14,7 +14,7 @@ from forebay.loads.prepare import Sink
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.surroundings import place_of, read_options
-from forebay.spark.pipelines.tables import StagedTable
+from forebay.spark.tables.staged import StagedTable
 from forebay.spark.writing.options import WriteOptions
 from tests.spark.pipelines.files import BATCH, SOUND, flaws_of, pipeline_of
 from tests.spark.topics import SETTINGS

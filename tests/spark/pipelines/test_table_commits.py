@@ -18,13 +18,13 @@ from pyspark.sql.types import StructType
 
 import forebay
 from forebay.errors import Conflict, Invalid
-from forebay.spark.iceberg import DATABASE, look_up_table
-from forebay.spark.lake.files import Written, write_rows
-from forebay.spark.lake.tables import TableTarget
-from forebay.spark.lake.targets import TableBatch as LakeBatch
-from forebay.spark.pipelines.open_tables import OpenTable, QueryBatch
 from forebay.spark.pipelines.running import TableBatches
 from forebay.spark.place.location import Location
+from forebay.spark.tables.catalog import DATABASE, look_up_table
+from forebay.spark.tables.file_writer import Written, write_rows
+from forebay.spark.tables.lake_table import TableTarget
+from forebay.spark.tables.open_table import OpenTable, QueryBatch
+from forebay.spark.tables.targets import TableBatch as LakeBatch
 from tests.spark.topics import SETTINGS
 
 NAME = "shop.copy"

@@ -17,13 +17,13 @@ from forebay.format.metadata.keys import lake_key
 from forebay.metadata.leases import Lease, leased
 from forebay.spark.jobs.frames import frame_of, look_at
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen
-from forebay.spark.lake.directories import DirectoryTarget
-from forebay.spark.lake.files import REPORT, Outlet, Written
-from forebay.spark.lake.tables import TableTarget
-from forebay.spark.lake.targets import Marks, TableBatch, Target
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.reading.snapshot import Snapshot
+from forebay.spark.tables.file_writer import REPORT, Outlet, Written
+from forebay.spark.tables.lake_directory import DirectoryTarget
+from forebay.spark.tables.lake_table import TableTarget
+from forebay.spark.tables.targets import Marks, TableBatch, Target
 from forebay.spark.values.decoding import SOURCE_COLUMNS, Decoding, decoding
 from forebay.topics import TopicName
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote
 
 from forebay.errors import Invalid
-from forebay.spark.iceberg import look_up_table
 from forebay.spark.place.addresses import literal
 from forebay.spark.place.location import Location
-from forebay.spark.table_files import files_of
+from forebay.spark.tables.catalog import look_up_table
+from forebay.spark.tables.files import files_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,14 +18,14 @@ from forebay.clock import Clock, SystemClock
 from forebay.errors import ForebayError
 from forebay.spark.pipelines.failures import failure, quiet
 from forebay.spark.pipelines.model import Mode, Output, Overwrite, Pipeline, Sink, TableFormat, TopicSink
-from forebay.spark.pipelines.open_tables import OpenTable, QueryBatch
 from forebay.spark.pipelines.progress import ROWS, OnProgress, RunReport, SinkProgress
 from forebay.spark.pipelines.surroundings import write_options
-from forebay.spark.pipelines.tables import StagedTable
 from forebay.spark.pipelines.views import Outlet, build, own_session
 from forebay.spark.pipelines.watching import beside, tasks_of
 from forebay.spark.place.location import Location
 from forebay.spark.start.session import context_of
+from forebay.spark.tables.open_table import OpenTable, QueryBatch
+from forebay.spark.tables.staged import StagedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from forebay.errors import Invalid
-from forebay.spark.iceberg import look_up_table
 from forebay.spark.pipelines.checking import check_columns
 from forebay.spark.pipelines.document import Flaws, Place, Word, flawed, hint
 from forebay.spark.pipelines.model import (
@@ -29,6 +28,7 @@ from forebay.spark.place.location import NAMES as PLACE_NAMES
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.reading.options import NAMES, ReadOptions
+from forebay.spark.tables.catalog import look_up_table
 from forebay.spark.values.schema import TableColumn
 from forebay.spark.writing.options import NAMES as WRITE_NAMES
 from forebay.spark.writing.options import WriteOptions

@@ -16,16 +16,17 @@ import pyarrow as pa
 
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid
-from forebay.spark.iceberg import find_table, open_catalog
-from forebay.spark.lake.files import REPORT, write_rows
 from forebay.spark.place.location import Location
-from forebay.spark.upkeep import expire, own_folder, properties_of, remove_strays
+from forebay.spark.tables.catalog import find_table, open_catalog
+from forebay.spark.tables.file_writer import REPORT, write_rows
+from forebay.spark.tables.upkeep import expire, own_folder, properties_of, remove_strays
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyiceberg.types import IcebergType, NestedField
     from pyspark.sql import DataFrame
+
 
 logger = logging.getLogger(__name__)
 

@@ -17,15 +17,16 @@ import pyarrow as pa
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid, Unavailable
 from forebay.metadata.leases import Lease
-from forebay.spark.iceberg import look_up_table, open_catalog
-from forebay.spark.lake.targets import Marks, TableBatch, files_of
 from forebay.spark.place.location import Location
-from forebay.spark.upkeep import expire, own_folder, properties_of, remove_strays
+from forebay.spark.tables.catalog import look_up_table, open_catalog
+from forebay.spark.tables.targets import Marks, TableBatch, files_of
+from forebay.spark.tables.upkeep import expire, own_folder, properties_of, remove_strays
 from forebay.spark.values.decoding import BAD_SCHEMA
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+
 
 ATTEMPTS: Final = 5
 FOLDER: Final = "data/lake"

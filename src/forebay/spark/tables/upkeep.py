@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
+
 logger = logging.getLogger(__name__)
 
 EXPIRED: Final = "forebay.expired-since"

@@ -12,7 +12,7 @@ import msgspec
 
 from forebay.errors import Conflict
 from forebay.metadata.leases import Lease
-from forebay.spark.lake.files import Written
+from forebay.spark.tables.file_writer import Written
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):

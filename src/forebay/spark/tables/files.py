@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
     from pyspark.sql import DataFrame, SparkSession
 
+
 _PLAIN: Final = {
     "boolean": "boolean",
     "int": "int",

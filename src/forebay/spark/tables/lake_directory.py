@@ -19,9 +19,9 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk, make_directories
 from forebay.errors import Conflict, Corrupt, Indeterminate, Unsupported
 from forebay.metadata.leases import Lease
-from forebay.spark.lake.files import FILE
-from forebay.spark.lake.targets import Marks, TableBatch, files_of
-from forebay.spark.upkeep import clear_uploads
+from forebay.spark.tables.file_writer import FILE
+from forebay.spark.tables.targets import Marks, TableBatch, files_of
+from forebay.spark.tables.upkeep import clear_uploads
 
 DATA: Final = "data"
 BAD: Final = "bad"

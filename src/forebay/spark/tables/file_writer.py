@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from forebay.blobs import DirectoryStore
 from forebay.clock import Clock, SystemClock
 from forebay.disk import SystemDisk
-from forebay.spark.iceberg import file_properties
 from forebay.spark.place.location import Location
+from forebay.spark.tables.catalog import file_properties
 from forebay.spark.values.decoding import BAD_SCHEMA, Decoding
 
 FILE_BYTES: Final = 128 * 1024 * 1024

@@ -35,6 +35,7 @@ from forebay.topics import TopicName
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+
 logger = logging.getLogger(__name__)
 
 LOOKS_MAX: Final = 4

@@ -1,0 +1,1 @@
+"""Open tables: their catalog, the files that tasks write, commits and upkeep; and a topic as one DataFrame."""
