@@ -34,6 +34,10 @@ SIGNATURES: Final = {
         f"backfill_id: str | None = None, files_each: int | None = None, attach_seconds: float = 120.0, {_ENDS}"
     ),
     "compact": f"{_JOB}{_TOPICS}rules: Rules | None = None, wait_s: float = 0.0, {_ENDS}",
+    "lake": (
+        f"{_JOB}topic: str, *, table: str | None = None, directory: str | None = None, format: str = json, "
+        f"schema: str | None = None, commit_records: int = 5000000, fail_on_data_loss: bool = True, {_ENDS}"
+    ),
     "migrate": f"{_JOB}to: Location, {_TOPICS}remove_old: bool = False, {_ENDS}",
     "open_catalog": "(location: Location) -> Catalog",
     "pipelines.plan": "(file: str, location: Mapping[str, str] | None = None) -> Outline",
@@ -56,6 +60,7 @@ OLD_PATHS: Final = {
     "forebay.spark.iceberg:open_catalog": "open_catalog",
     "forebay.spark.jobs.backfill:run": "backfill",
     "forebay.spark.jobs.compaction:run": "compact",
+    "forebay.spark.jobs.lake:run": "lake",
     "forebay.spark.jobs.migrate:run": "migrate",
     "forebay.spark.jobs.profile:run": "profile",
     "forebay.spark.jobs.reindex:run": "reindex",
@@ -76,6 +81,12 @@ for module in pkgutil.walk_packages(forebay.spark.__path__, "forebay.spark."):
     importlib.import_module(module.name)
 found = [name for name in forebay.spark.__all__ if isinstance(getattr(forebay.spark, name), types.ModuleType)]
 print(found)
+"""
+
+_NAMED_ALONE: Final = """
+import sys
+import forebay.spark
+print([name for name in sys.modules if name.startswith(("forebay.", "pyspark", "pyarrow"))])
 """
 
 
@@ -118,3 +129,10 @@ def test_a_name_means_the_same_whatever_was_imported_before() -> None:
     reported = subprocess.run([sys.executable, "-c", _ANY_ORDER], capture_output=True, text=True, check=True)
 
     assert reported.stdout.splitlines() == ["['pipelines']"]
+
+
+def test_the_surface_alone_loads_no_room() -> None:
+    """Every Python worker of Spark passes it on its way to one module."""
+    reported = subprocess.run([sys.executable, "-c", _NAMED_ALONE], capture_output=True, text=True, check=True)
+
+    assert reported.stdout.splitlines() == ["['forebay.spark']"]

@@ -10,15 +10,12 @@ from __future__ import annotations
 import importlib as _importlib
 import typing as _typing
 
-from forebay.spark.reading.as_frame import read
-from forebay.spark.start.session import session
-from forebay.spark.tables.as_frame import table
-
 if _typing.TYPE_CHECKING:
     from forebay.compacting.planning import Rules
     from forebay.spark import pipelines
     from forebay.spark.jobs.backfill import run as backfill
     from forebay.spark.jobs.compaction import run as compact
+    from forebay.spark.jobs.lake import run as lake
     from forebay.spark.jobs.migrate import run as migrate
     from forebay.spark.jobs.profile import run as profile
     from forebay.spark.jobs.register import run as register
@@ -27,7 +24,10 @@ if _typing.TYPE_CHECKING:
     from forebay.spark.jobs.scrub import run as scrub
     from forebay.spark.jobs.sources import Files, Frame, Table
     from forebay.spark.place.location import Location
+    from forebay.spark.reading.as_frame import read
     from forebay.spark.source import ForebayDataSource
+    from forebay.spark.start.session import session
+    from forebay.spark.tables.as_frame import table
     from forebay.spark.tables.catalog import open_catalog
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Table",
     "backfill",
     "compact",
+    "lake",
     "migrate",
     "open_catalog",
     "pipelines",
@@ -62,13 +63,17 @@ _HOMES = {
     "Table": "forebay.spark.jobs.sources:Table",
     "backfill": "forebay.spark.jobs.backfill:run",
     "compact": "forebay.spark.jobs.compaction:run",
+    "lake": "forebay.spark.jobs.lake:run",
     "migrate": "forebay.spark.jobs.migrate:run",
     "open_catalog": "forebay.spark.tables.catalog:open_catalog",
     "pipelines": "forebay.spark.pipelines:",
     "profile": "forebay.spark.jobs.profile:run",
+    "read": "forebay.spark.reading.as_frame:read",
     "register": "forebay.spark.jobs.register:run",
     "reindex": "forebay.spark.jobs.reindex:run",
     "scrub": "forebay.spark.jobs.scrub:run",
+    "session": "forebay.spark.start.session:session",
+    "table": "forebay.spark.tables.as_frame:table",
 }
 """Where the public names live, each as module:name."""
 
@@ -77,7 +82,7 @@ if not _typing.TYPE_CHECKING:  # else a misspelt name would pass for one that is
 
     def __getattr__(name: str) -> object:
         """Load a module when its first name is asked for: a task that reads needs few of them."""
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, _, attribute = _HOMES[name].partition(":")
         home = _importlib.import_module(module)
