@@ -17,8 +17,8 @@ from bench import payload
 from bench.indexed import VALUES_MAX, Stream
 from bench.plan import Figures, Plan
 from bench.results import Result, at_most, result
+from forebay import places
 from forebay.blobs import DirectoryStore
-from forebay.storage import stores
 from forebay.testing.inside import inside
 
 RECORDS_PER_TAG = 10
@@ -72,7 +72,7 @@ def _opened(place: Path) -> Iterator[Any]:
         "retention": {"time_s": 0, "bytes_max": 0, "grace_s": 0},
     }
     with (
-        mock.patch.object(stores, "DirectoryStore", CountedStore),
+        mock.patch.object(places, "DirectoryStore", CountedStore),
         forebay.open(str(place / "data"), settings) as log,
     ):
         yield log

@@ -64,7 +64,7 @@ if _typing.TYPE_CHECKING:
         SubscriptionLag,
     )
     from forebay.settings import Settings
-    from forebay.shard import RecoveryDecision, ShardRef
+    from forebay.shard import RecoveryDecision
     from forebay.shard.history import ExportStatus
     from forebay.storage import (
         Ack,
@@ -82,7 +82,7 @@ if _typing.TYPE_CHECKING:
         Topic,
     )
     from forebay.storage.status import LogStatus, PartitionStatus, TopicStatus
-    from forebay.topics import SubscriptionSpec, TopicName, TopicSpec
+    from forebay.topics import ShardRef, SubscriptionSpec, TopicName, TopicSpec
     from forebay.workers import WorkerStatus
 
 __version__ = "0.1.0"
@@ -193,7 +193,7 @@ _HOMES = {
         "SubscriptionLag",
     ),
     "forebay.settings": ("Settings",),
-    "forebay.shard": ("RecoveryDecision", "ShardRef"),
+    "forebay.shard": ("RecoveryDecision",),
     "forebay.shard.history": ("ExportStatus",),
     "forebay.storage": (
         "Ack",
@@ -211,7 +211,7 @@ _HOMES = {
         "Topic",
     ),
     "forebay.storage.status": ("LogStatus", "PartitionStatus", "TopicStatus"),
-    "forebay.topics": ("SubscriptionSpec", "TopicName", "TopicSpec"),
+    "forebay.topics": ("ShardRef", "SubscriptionSpec", "TopicName", "TopicSpec"),
     "forebay.workers": ("WorkerStatus",),
 }
 """Where the public names live; those not listed live in `forebay.errors`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import Annotated, Final, TypedDict, TypeVar, Unpack
+from typing import Annotated, Final, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 from msgspec import Meta
@@ -498,3 +498,23 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
 def shard_id(topic_id: str, partition: int) -> str:
     """The name of one partition's shard: of its directory, its objects, its place in the engines."""
     return f"{topic_id}_{partition}"
+
+
+class ShardRef(NamedTuple):
+    """One partition of a topic."""
+
+    spec: TopicSpec
+    partition: int
+
+    @property
+    def id(self) -> str:
+        """The name of the shard, of its directory and its objects."""
+        return shard_id(self.spec.topic_id, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.spec.namespace}/{self.spec.topic}[{self.partition}]"
+
+
+def refs_of(spec: TopicSpec) -> list[ShardRef]:
+    """The shards of a topic."""
+    return [ShardRef(spec, partition) for partition in range(spec.partitions)]

@@ -18,8 +18,9 @@ from forebay import EARLIEST, Closed, Conflict, DataLoss, Invalid, Record, Stora
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import WORKERS
 from forebay.engines.registry import Registry
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard
 from forebay.testing.inside import await_workers, inside
+from forebay.topics import ShardRef
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 from tests.support.waiting import PATIENCE
 

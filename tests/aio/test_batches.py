@@ -23,11 +23,12 @@ from forebay.format.frame.batch import Batch
 from forebay.metadata import MetadataStore
 from forebay.pages import LOOP_BYTES_MAX
 from forebay.partitioning import partition_of_key
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard
 from forebay.shard.eviction import ByteCount
 from forebay.shard.ownership import Wanted, reserve_in_state
 from forebay.storage.append import Appender
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from tests.aio.test_aio import Held, collected, run
 from tests.storage.rig import QUICK, quick, values
 from tests.storage.test_batch_acks import KEY_OF, KEYS, KINDS

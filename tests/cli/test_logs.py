@@ -10,8 +10,8 @@ import pytest
 
 import forebay
 from forebay.cli.logs import JsonFormatter, LogFormat, TextFormatter, logging_to_stderr, shard_fields
-from forebay.shard import NextSource, RecoveryDecision, ShardRef
-from forebay.topics import TopicName, TopicSpec
+from forebay.shard import NextSource, RecoveryDecision
+from forebay.topics import ShardRef, TopicName, TopicSpec
 from forebay.wal.writer import ShardPlace
 from tests.cli.rig import Shell, filled
 

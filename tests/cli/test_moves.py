@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from forebay.directory import LogDirectory
 from forebay.disk import SystemDisk
 from forebay.format.metadata.descriptor import ShardState
 from forebay.storage import Storage
-from forebay.storage.directory import LogDirectory
 from forebay.testing.inside import inside
 from tests.cli.house import TOPIC, House, child
 from tests.cli.rig import Shell, filled, one_line, snapshot

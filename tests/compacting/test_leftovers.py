@@ -17,11 +17,11 @@ from forebay.errors import Fenced
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.metadata import Delete, Put
 from forebay.metadata.leases import Lease
-from forebay.shard import ShardRef
 from forebay.spark.place import opening
 from forebay.storage import Storage
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from tests.compacting.directly import catalog_of, check_sound, compacted, kinds_of, shown
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land

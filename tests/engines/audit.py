@@ -17,7 +17,7 @@ from forebay.engines.rocksdb.layout import (
     offset_in,
 )
 from forebay.engines.rocksdb.rows import index_keys
-from forebay.shard import ShardRef
+from forebay.topics import ShardRef
 
 
 def violations(path: str, ref: ShardRef) -> list[str]:

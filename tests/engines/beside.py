@@ -6,9 +6,9 @@ from typing import Any
 
 from forebay.disk import SystemDisk
 from forebay.engines import FollowingEngine, SegmentEngine
-from forebay.shard import ShardContext, ShardRef
+from forebay.shard import ShardContext
 from forebay.testing.inside import inside
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec
 from tests.engines.homes import SETTINGS, by_name
 from tests.engines.lookup_homes import LookupSegmentHome, RestlessHome
 

@@ -7,17 +7,17 @@ from typing import TypeVar
 
 from forebay.blobs import DirectoryStore
 from forebay.clock import Clock, SystemClock
+from forebay.directory import FORMAT, LogDirectory, Marker
 from forebay.disk import Disk, make_directories
 from forebay.engines import ByName, MemoryEngine, SegmentEngine, StorageEngine
 from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.places import Places
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef
-from forebay.shard.context import Places
+from forebay.shard import SegmentShard
 from forebay.shard.ownership import OwnerSession
-from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.testing.clock import ManualClock
-from forebay.topics import TopicName, TopicSpec
+from forebay.topics import ShardRef, TopicName, TopicSpec
 
 E = TypeVar("E", bound=StorageEngine)
 TOPIC_ID = "0123456789abcdef0123456789abcdef"

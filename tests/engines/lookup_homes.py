@@ -9,9 +9,9 @@ from forebay.engines import ByName, MemoryEngine
 from forebay.engines.rocksdb import RocksEngine
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard
 from forebay.testing.clock import ManualClock
-from forebay.topics import TopicName, TopicSpec
+from forebay.topics import ShardRef, TopicName, TopicSpec
 from tests.engines.homes import SETTINGS, TOPIC_ID, Owners, SegmentHome, by_name
 
 

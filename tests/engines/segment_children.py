@@ -18,7 +18,7 @@ from forebay.engines import SegmentEngine
 from forebay.errors import Unavailable
 from forebay.metadata.sqlite import SqliteMetadata
 from forebay.settings import Settings
-from forebay.shard import ShardRef
+from forebay.topics import ShardRef
 from tests.engines.lookup_homes import LookupSegmentHome
 from tests.engines.rocks_children import LIMITS, STEPS, Straight, say
 from tests.engines.streams import answer, seeded

@@ -15,9 +15,9 @@ from forebay.engines import ByName, MemoryEngine
 from forebay.engines.by_name import NewRecord
 from forebay.errors import Closed, Fenced, Indeterminate, Moved, Unavailable
 from forebay.metadata import MemoryMetadata, MetadataStore
-from forebay.shard import ShardRef
 from forebay.shard.ownership import OwnerSession
 from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.topics import ShardRef
 from tests.engines.homes import SETTINGS, by_name, spec_of
 from tests.shard.test_owner_session import Pausing
 

@@ -15,7 +15,7 @@ import pytest
 
 from forebay.engines.registry import Registry
 from forebay.errors import Closed, Unavailable
-from forebay.shard import ShardRef
+from forebay.topics import ShardRef
 from tests.engines.homes import TOPIC_ID, spec_of
 from tests.storage.test_workers import Gate
 from tests.support.waiting import PATIENCE

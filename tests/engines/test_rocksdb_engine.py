@@ -25,11 +25,11 @@ from forebay.errors import Closed, Conflict, Corrupt, ForebayError, Unavailable
 from forebay.format.control.frames import WindowEntry
 from forebay.records import Gap, Reason, Record
 from forebay.settings import Settings
-from forebay.shard import ShardRef
 from forebay.shard.deletes import RangeDelete
 from forebay.testing.contracts.engines import append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import keyed, offsets_of
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from tests.engines.audit import violations
 from tests.engines.homes import SETTINGS
 from tests.engines.lookup_homes import RocksHome, rocks_home

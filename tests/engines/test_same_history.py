@@ -17,12 +17,13 @@ from forebay.disk import SystemDisk
 from forebay.engines import NewRecord, OwnedShard
 from forebay.errors import ForebayError
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard
 from forebay.shard.limits import Evicted
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import NamedEngine, append_by, steps_of
 from forebay.testing.contracts.lookups import LookupHome
 from forebay.testing.disk import SimulatedDisk
+from forebay.topics import ShardRef
 from tests.engines.homes import MemoryHome, SegmentHome
 from tests.engines.lookup_homes import LookupMemoryHome, LookupSegmentHome, RocksHome
 from tests.engines.streams import DELETES, Step, mixed, standing

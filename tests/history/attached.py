@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.definitions import Definitions
 from forebay.errors import ForebayError
 from forebay.format.columns.rows import Row, encode_rows
 from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor
@@ -15,12 +16,11 @@ from forebay.loads.book import LoadBook
 from forebay.loads.prepare import Load, LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.manifests import ManifestReader
 from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.places import LOADS, LOCAL
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef
-from forebay.shard.context import LOADS, LOCAL
+from forebay.shard import SegmentShard
 from forebay.storage.background.history import HistoryWorker
-from forebay.storage.definitions import Definitions
 from forebay.testing.catalogs import Fetch, check_history, references_are_complete
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
@@ -34,7 +34,7 @@ from forebay.testing.moves import (
     one_epoch_at_a_time,
     replayed,
 )
-from forebay.topics import Durability, TopicSpec
+from forebay.topics import Durability, ShardRef, TopicSpec
 from tests.protocol.consuming import Consumer
 from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
 from tests.wal.rig import stage

@@ -19,13 +19,13 @@ from forebay.history import History, Objects
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.records import Gap
 from forebay.settings import WalSettings
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import AppendAnswered, AppendOutcome, Begun
 from forebay.testing.history import ShardEvents as Acked
 from forebay.testing.moves import RecordingMetadata
-from forebay.topics import Durability, TopicName, TopicSpec
+from forebay.topics import Durability, ShardRef, TopicName, TopicSpec
 
 TOPIC: Final = "ab" * 16
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")

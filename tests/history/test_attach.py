@@ -10,6 +10,7 @@ import pytest
 
 from forebay.appends.ticket import Ticket
 from forebay.catalog import ShardCatalog
+from forebay.definitions import Definitions
 from forebay.errors import Conflict, Corrupt, Fenced, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.format.columns.rows import encode_rows
 from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus
@@ -17,10 +18,9 @@ from forebay.loads import attach
 from forebay.loads.attach import Attached, Attaching, LoadOver
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import LoadManifest
+from forebay.places import is_private
 from forebay.records import Gap, Reason
-from forebay.shard.context import is_private
 from forebay.shard.seal import begin_seal, bring_into_history
-from forebay.storage.definitions import Definitions
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.clock import SystemClock
+from forebay.definitions import Definitions
 from forebay.disk import SystemDisk
 from forebay.errors import Conflict, ForebayError, Invalid, UnknownTopic
 from forebay.format.metadata.descriptor import LoadStatus
@@ -35,7 +36,6 @@ from forebay.metadata import (
 )
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.settings import MetadataSettings
-from forebay.storage.definitions import Definitions
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec

@@ -13,6 +13,7 @@ import pytest
 from forebay import manifests
 from forebay.blobs import DirectoryStore
 from forebay.catalog import ShardCatalog
+from forebay.directory import FORMAT, LogDirectory, Marker
 from forebay.disk import Disk, replace_file
 from forebay.errors import Unavailable
 from forebay.format.columns.rows import Columns, encode_columns
@@ -24,11 +25,10 @@ from forebay.inspection.recorded import HistoryPlaces
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
 from forebay.inspection.steps import CHANGES, Step
-from forebay.inspection.stores import Stores
 from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.metadata import Put
+from forebay.places import Stores
 from forebay.settings import Settings, StorageSettings
-from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import explore
 from forebay.testing.faults import Match

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
+from forebay.directory import FORMAT, LogDirectory, Marker
 from forebay.disk import Disk
 from forebay.format.files.segment import index_name
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.recorded import HistoryPlaces
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
-from forebay.inspection.stores import Stores
+from forebay.places import Stores
 from forebay.settings import Settings, StorageSettings
-from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.topics import TopicName, TopicSpec
 from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House, expected, history_of, stream
 from tests.wal.test_indexes import make_old

@@ -13,8 +13,8 @@ from forebay import Conflict, Corrupt, Indeterminate, Invalid, Moved, Settings, 
 from forebay.format.metadata.descriptor import Phase
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put, Session
+from forebay.places import is_local
 from forebay.settings import MetadataSettings, RetentionSettings, StorageSettings
-from forebay.shard.context import is_local
 from forebay.shard.seal import bring_into_history
 from forebay.testing.inside import inside
 from forebay.testing.moves import Operations

@@ -11,8 +11,8 @@ import pytest
 
 from forebay import Conflict
 from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.places import Places
 from forebay.sealed import ByteSource
-from forebay.shard.context import Places
 from forebay.storage import Storage, Topic
 from tests.compacting.directly import check_sound, compacted, kinds_of
 from tests.moves import rig

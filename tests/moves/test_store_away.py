@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 import forebay
-from forebay import Storage, Unavailable
+from forebay import Storage, Unavailable, places
 from forebay.format.metadata.descriptor import Phase
 from forebay.settings import ExportSettings, RetentionSettings, Settings, StorageSettings
-from forebay.storage import stores
 from forebay.storage.background import cleanup, history
 from tests.blobs.servers import s3_settings
 from tests.history.test_servers_killed import Bucket
@@ -131,7 +130,7 @@ def test_a_process_starts_beside_a_store_that_takes_connections_and_answers_noth
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hour_ms = 3_600_000
-    monkeypatch.setattr(stores, "PROBE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(places, "PROBE_SECONDS_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING):
         store = s3_settings(
             f"http://127.0.0.1:{silent.getsockname()[1]}", request_timeout_ms=hour_ms, retry_timeout_ms=hour_ms

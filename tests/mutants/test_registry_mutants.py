@@ -15,11 +15,11 @@ import forebay
 from forebay.engines.registry import Registry
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Moved
-from forebay.shard import ShardRef
 from forebay.shard.ownership import anywhere
 from forebay.storage.shards import OwnerShards
 from forebay.testing.inside import inside
 from forebay.testing.invariants import Violation, names_of
+from forebay.topics import ShardRef
 from tests.engines.test_registry import A, Shard
 from tests.ledger import Ledger
 from tests.mutants.test_mutants import Mutant

@@ -13,8 +13,8 @@ import pytest
 
 import forebay
 from forebay.errors import Unsupported
-from forebay.spark.avro import AvroValues
 from forebay.spark.jobs.pages import require_plots
+from forebay.spark.values.avro import AvroValues
 from tests.packaging.declared import (
     EXTRAS,
     NOT_FOR_USERS,

@@ -13,23 +13,23 @@ from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
+from forebay.definitions import Definitions
+from forebay.directory import FORMAT, LogDirectory, Marker
 from forebay.engines import MemoryEngine, RocksEngine, SegmentEngine
 from forebay.engines.directory import Engines
 from forebay.loads.service import AloneWith, Loads
 from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.places import Places
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardContext, ShardRef
-from forebay.shard.context import Places
+from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.ownership import OwnerSession
-from forebay.storage.definitions import Definitions
-from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.storage.owner import ROCKSDB
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.metadata import FaultyMetadata
 from forebay.testing.moves import Operations, RecordingMetadata
 from forebay.testing.trace import Note
-from forebay.topics import TopicName
+from forebay.topics import ShardRef, TopicName
 
 NAME: Final = TopicName("shop", "orders")
 TOPIC_ID: Final = "ab" * 16

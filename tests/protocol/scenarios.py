@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from forebay.format.metadata.descriptor import Phase
-from forebay.shard import ShardRef
 from forebay.testing.catalogs import frames_of, keys_of
 from forebay.testing.history import AppendOutcome
 from forebay.testing.invariants import Violation
+from forebay.topics import ShardRef
 from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.ground import GRACE_S
 from tests.protocol.world import Node, World

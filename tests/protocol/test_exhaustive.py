@@ -19,9 +19,9 @@ from forebay.errors import ForebayError, Moved
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, ShardState, gap_descriptor
 from forebay.format.metadata.value import decode_value
 from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.places import Places
 from forebay.records import Reason
 from forebay.shard import Owner, SegmentShard, ShardContext, Situation, Wanted, acquire, decide
-from forebay.shard.context import Places
 from forebay.shard.ownership import reserve_in_state
 from forebay.shard.recovery import RecoveryDecision
 from forebay.shard.seal import begin_seal, finish_seal

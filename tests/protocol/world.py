@@ -16,9 +16,9 @@ from forebay.format.metadata.descriptor import Phase, SegmentDescriptor, ShardSt
 from forebay.format.metadata.keys import topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
+from forebay.places import LOCAL, is_local
 from forebay.settings import Settings
-from forebay.shard import RecoveryDecision, SegmentShard, ShardRef
-from forebay.shard.context import LOCAL, is_local
+from forebay.shard import RecoveryDecision, SegmentShard
 from forebay.shard.seal import withdraw_target
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.testing.blobs import SimulatedBlobs
@@ -38,7 +38,7 @@ from forebay.testing.history import (
 )
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, commits_of, replayed
-from forebay.topics import Durability, TopicSpec
+from forebay.topics import Durability, ShardRef, TopicSpec
 from tests.protocol.consuming import Consumer
 from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, at_once, committed_in
 from tests.wal.rig import history_of, stage, value_of

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from forebay.service.placement import HERE, Alone, Nowhere, Placement, There
-from forebay.shard import ShardRef
-from forebay.topics import TopicName, TopicSpec
+from forebay.topics import ShardRef, TopicName, TopicSpec
 
 
 def test_a_broker_without_others_serves_every_shard_itself() -> None:

@@ -15,6 +15,7 @@ import pytest
 from rich.pretty import pretty_repr
 
 from forebay.clock import SystemClock
+from forebay.definitions import FOLLOW_SECONDS
 from forebay.disk import SystemDisk
 from forebay.errors import Conflict, Indeterminate, Invalid, Unauthenticated, Unavailable, Unsupported
 from forebay.format.metadata.keys import token_key
@@ -23,7 +24,6 @@ from forebay.metadata import Delete, MemoryMetadata, Put
 from forebay.metadata.sqlite import SqliteMetadata
 from forebay.service.principals import AccessScope, Principal
 from forebay.service.tokens import KEPT_DAYS, AccessToken, NewToken, TokenBook, Tokens, TokenState
-from forebay.storage.definitions import FOLLOW_SECONDS
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 from tests.support.waiting import until

@@ -7,10 +7,11 @@ import pytest
 from forebay.engines.readonly import FollowedShard, FollowingEngine
 from forebay.loads.book import LoadBook
 from forebay.records import Gap, Reason
-from forebay.shard import ShardContext, ShardRef
+from forebay.shard import ShardContext
 from forebay.shard.eviction import weigh
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from tests.history.attached import LOAD, Land, Node, values
 
 

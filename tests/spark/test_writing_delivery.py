@@ -21,6 +21,7 @@ import pytest
 
 import forebay
 from forebay.clock import SystemClock
+from forebay.directory import LogDirectory
 from forebay.disk import SystemDisk
 from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.metadata.descriptor import LoadStatus
@@ -34,7 +35,6 @@ from forebay.spark.writing.delivery import TaskResult, deliver, give_up, load_st
 from forebay.spark.writing.options import Target, WriteOptions, look
 from forebay.spark.writing.staging import Task, stage
 from forebay.storage import Storage
-from forebay.storage.directory import LogDirectory
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.ledger import Ledger

@@ -14,8 +14,8 @@ import pytest
 
 import forebay
 from forebay import Corrupt, ForebayError, Invalid, Storage, Unavailable, UnsupportedFormat
+from forebay.directory import LogDirectory
 from forebay.disk import SystemDisk
-from forebay.storage.directory import LogDirectory
 from forebay.testing.clock import ManualClock
 from tests.storage.rig import QUICK, WatchedDisk, digest, quick, values
 

@@ -67,7 +67,7 @@ class ReadCounter:
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> ReadCounter:
     # A machine that is too busy to follow changes in time would read each time, as it should.
-    monkeypatch.setattr("forebay.storage.definitions.STALE_SECONDS", 1e9)
+    monkeypatch.setattr("forebay.definitions.STALE_SECONDS", 1e9)
     return ReadCounter(monkeypatch)
 
 

@@ -12,18 +12,18 @@ import forebay
 from forebay import Conflict, Indeterminate, Storage, Unavailable, UnknownTopic
 from forebay.catalog.transact import ATTEMPTS
 from forebay.cleanup.deleted_topics import DeletionNotes, Deletions
+from forebay.definitions import Definitions
 from forebay.engines import MemoryEngine
 from forebay.errors import Corrupt, ForebayError
 from forebay.metadata import Entry, MemoryMetadata
 from forebay.settings import Settings
-from forebay.shard import Owner, ShardRef, acquire
+from forebay.shard import Owner, acquire
 from forebay.shard.ownership import OwnerSession, Wanted
-from forebay.storage.definitions import Definitions
 from forebay.storage.in_memory import InMemoryBackend
 from forebay.storage.lifetime import Lifetime
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
-from forebay.topics import TopicName, TopicSpec
+from forebay.topics import ShardRef, TopicName, TopicSpec
 from tests.ledger import Ledger
 from tests.storage.rig import QUICK, values
 

@@ -10,11 +10,11 @@ import pytest
 
 import forebay
 from forebay import Storage, UnknownTopic
+from forebay.definitions import FOLLOW_SECONDS, STALE_SECONDS, Definitions
 from forebay.errors import Corrupt, Indeterminate, Unavailable
 from forebay.format.metadata.keys import topic_key
 from forebay.metadata import Entry, MemoryMetadata, Put, Watch
 from forebay.settings import Settings
-from forebay.storage.definitions import FOLLOW_SECONDS, STALE_SECONDS, Definitions
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.testing.metadata import Fault, FaultyMetadata
@@ -251,7 +251,7 @@ def test_a_read_that_a_change_overtakes_is_not_remembered(
 
 
 def test_a_process_remembers_a_limited_number_of_definitions(here: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.storage.definitions.REMEMBERED_MAX", 3)
+    monkeypatch.setattr("forebay.definitions.REMEMBERED_MAX", 3)
     names = [TopicName("shop", f"t{number}") for number in range(5)]
     for name in names:
         spec = here.definitions.new_spec(name, partitions=1, durability=None, engine=None, compression="none")

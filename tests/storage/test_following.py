@@ -13,9 +13,9 @@ from forebay import EARLIEST, LATEST, Unavailable
 from forebay.format.frame.batch import Batch
 from forebay.records import Record
 from forebay.settings import Settings
-from forebay.shard import ShardRef
 from forebay.storage import Storage
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from tests.storage.rig import quick, values, wal_of
 from tests.support.waiting import PATIENCE, until
 

@@ -11,8 +11,8 @@ import pytest
 import forebay
 from forebay import Closed, Moved
 from forebay.engines import UnownedShards
-from forebay.shard import ShardRef
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from tests.storage.rig import QUICK
 from tests.support.waiting import PATIENCE, until
 

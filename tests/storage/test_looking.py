@@ -36,9 +36,9 @@ from forebay.aio import AsyncLog, AsyncStream, AsyncTopic
 from forebay.catalog import StoredState
 from forebay.engines import OwnedShard, ReadShard, UnownedShards, readonly, unowned
 from forebay.engines.segment import SegmentEngine
-from forebay.shard import ShardRef
 from forebay.storage.streams import Stream
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from tests.looking import EXPORTED, GROUP, TOPIC, UNUSED, VALUES, begin_owner, end_owner, recorded, settings_of
 from tests.storage.rig import in_thread, is_free, values
 from tests.support.waiting import until

@@ -15,9 +15,10 @@ from forebay.disk.descriptors import SystemFile
 from forebay.engines import SegmentEngine
 from forebay.lifecycle import close_with_process
 from forebay.metadata import Change, Compacted
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from forebay.workers import STUCK_MAX, Worker
 from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
 from tests.support.waiting import until

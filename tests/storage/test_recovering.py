@@ -12,13 +12,13 @@ import pytest
 import forebay
 from forebay import Conflict, Settings, Storage, Unavailable
 from forebay.catalog import state_entries
+from forebay.definitions import Definitions
 from forebay.format.metadata.descriptor import ShardState
 from forebay.format.metadata.keys import PREFIX, cur_key, deletes_key, segment_key, state_key, topics_prefix
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.shard import SegmentShard
 from forebay.shard.ownership import BATCH_SHARDS
-from forebay.storage.definitions import Definitions
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.topics import TopicName, TopicSpec

@@ -16,8 +16,9 @@ from forebay import Settings, Storage, UnknownTopic
 from forebay.engines import SegmentEngine
 from forebay.engines.registry import ShardedEngine
 from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard
 from forebay.testing.inside import inside
+from forebay.topics import ShardRef
 from tests.storage.rig import QUICK, WatchedDisk, in_thread, is_free, quick, values
 from tests.storage.test_workers import Gate
 from tests.support.waiting import PATIENCE

@@ -12,8 +12,8 @@ import forebay
 from forebay import EARLIEST, Closed, Storage, Unavailable, UnknownTopic
 from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
+from forebay.definitions import Definitions
 from forebay.metadata import MemoryMetadata, SqliteMetadata
-from forebay.storage.definitions import Definitions
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.metadata import Fault, FaultyMetadata

@@ -16,7 +16,7 @@ from forebay.format.columns.rows import Columns, Row, encode_columns
 from forebay.format.metadata.descriptor import ShardState
 from forebay.pages import Page
 from forebay.settings import WalSettings
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard
 from forebay.shard.tiers import NoHistory, Tiers
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
@@ -36,7 +36,7 @@ from forebay.testing.history import (
     read_everything,
 )
 from forebay.testing.trace import Note
-from forebay.topics import Durability, TopicSpec
+from forebay.topics import Durability, ShardRef, TopicSpec
 from forebay.wal.log import Wal
 from forebay.wal.recovery.resume import Start, resume
 from forebay.wal.recovery.survey import Survey, survey

@@ -25,7 +25,7 @@ from forebay.aio.streams import AsyncStream
 from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
 from forebay.aio.topic import AsyncTopic
 from forebay.settings import Settings
-from forebay.shard import ShardRef
+from forebay.topics import ShardRef
 
 if TYPE_CHECKING:
     from forebay.client import AsyncRemoteLog

@@ -20,7 +20,6 @@ from forebay.live import WatchedTopic, Watcher
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
-from forebay.shard import ShardRef
 from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
@@ -29,7 +28,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus
 from forebay.storage.usage import TierUsage
-from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import WorkerStatus
 
 T = TypeVar("T")

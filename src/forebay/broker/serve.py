@@ -26,6 +26,7 @@ from forebay.broker.guard import Guard, GuardedProtocol
 from forebay.broker.table import ROUTES
 from forebay.broker.tls import ServerCertificate, TlsListener
 from forebay.clock import SystemClock
+from forebay.directory import IN_MEMORY
 from forebay.errors import Unavailable
 from forebay.lifecycle import StopSignals
 from forebay.service.placement import Alone
@@ -33,7 +34,6 @@ from forebay.service.quotas import Quotas
 from forebay.service.service import Service
 from forebay.service.tokens import TokenBook
 from forebay.settings import RuntimeSettings, ServerSettings, Settings
-from forebay.storage.in_memory import IN_MEMORY
 from forebay.wire import bodies
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from forebay.format.files.segment import (
     is_segment,
 )
 from forebay.format.metadata.descriptor import SegmentDescriptor, Status
-from forebay.shard.context import is_private
+from forebay.places import is_private
 
 logger = logging.getLogger(__name__)
 

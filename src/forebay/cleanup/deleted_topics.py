@@ -37,9 +37,8 @@ from forebay.metadata import (
 )
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import ShardRef, refs_of
 from forebay.subscriptions.definitions import SubscriptionStore
-from forebay.topics import Engine, TopicName, TopicSpec, shard_id
+from forebay.topics import Engine, ShardRef, TopicName, TopicSpec, refs_of, shard_id
 from forebay.workers import AtWork
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,11 @@ from typing import Protocol
 from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
 from forebay.format.files.segment import parse_segment_name
+from forebay.places import is_private
 from forebay.settings import WalSettings
-from forebay.shard import SegmentShard, ShardRef
-from forebay.shard.context import is_private
+from forebay.shard import SegmentShard
 from forebay.shard.history import compacted_into
+from forebay.topics import ShardRef
 from forebay.wal.recovery.resume import ASIDE, set_aside
 from forebay.wal.recovery.survey import Survey, survey
 

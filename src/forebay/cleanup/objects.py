@@ -23,10 +23,10 @@ from forebay.loads.book import LoadBook, never_offered
 from forebay.loads.forget import EndedLoad, ended_loads, forget_unnamed, named_in
 from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore
+from forebay.places import Places, is_private
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef, refs_of
-from forebay.shard.context import Places, is_private
-from forebay.topics import TopicSpec, shard_id
+from forebay.shard import SegmentShard
+from forebay.topics import ShardRef, TopicSpec, refs_of, shard_id
 
 logger = logging.getLogger(__name__)
 

@@ -96,9 +96,9 @@ def dump(
 
 def _metadata_items(run: Invocation, key: str | None) -> Iterator[dict[str, Any]]:
     from forebay.clock import SystemClock
+    from forebay.directory import LogDirectory
     from forebay.inspection import dump_metadata
     from forebay.inspection.directory import metadata_of
-    from forebay.storage.directory import LogDirectory
 
     below = _own_keys(run.settings.metadata.prefix, key or "")
     directory = LogDirectory.look(run.directory, run.disk)

@@ -175,8 +175,8 @@ class Invocation:
 
     def writer(self, *, create: bool = False) -> Storage:
         """The directory opened for this process alone. Only with `create` is it made, so that a typing error is not."""
+        from forebay.directory import LogDirectory
         from forebay.storage import Storage
-        from forebay.storage.directory import LogDirectory
 
         settings = self.settings
         if not create:

@@ -17,11 +17,11 @@ from forebay.cli.invocation import Invocation
 from forebay.cli.shared_probes import examine_metadata, examine_store
 from forebay.cli.terminal import readable_bytes, readable_time
 from forebay.clock import SystemClock
+from forebay.directory import LOCK, MARKER, LogDirectory, is_owned
 from forebay.disk.machine import mount_id
 from forebay.errors import ForebayError, Unavailable
 from forebay.inspection.directory import Inspected, look
 from forebay.spark.start.java import usable_java
-from forebay.storage.directory import LOCK, MARKER, LogDirectory, is_owned
 
 SYNCS: Final = 15
 SLOW_SYNC_MS: Final = 50.0

@@ -11,10 +11,10 @@ from forebay.blobs import BlobStore, DirectoryStore, open_store
 from forebay.cli.answers import Answer, AnswerKind
 from forebay.cli.invocation import Invocation
 from forebay.clock import SystemClock
+from forebay.directory import METADATA
 from forebay.errors import ForebayError
 from forebay.metadata.open_store import open_metadata
-from forebay.storage.directory import METADATA
-from forebay.storage.stores import PROBE_SECONDS_MAX
+from forebay.places import PROBE_SECONDS_MAX
 
 
 class _Place(NamedTuple):

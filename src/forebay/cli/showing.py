@@ -139,7 +139,7 @@ def _is_followable(log: Storage, name: str) -> bool:
 def _store_failure(run: Invocation, found: Inspected) -> str | None:
     """Why the store of history does not answer now. How its owner's last export went, the owner alone knows."""
     from forebay.clock import SystemClock
-    from forebay.inspection.stores import Stores
+    from forebay.places import Stores
 
     if not run.settings.is_shared:
         return None

@@ -132,9 +132,9 @@ def _tokens(run: Invocation, *, is_changed: bool, create: bool = False) -> Itera
     Where a service keeps the metadata no directory is needed.
     """
     from forebay.clock import SystemClock
+    from forebay.directory import MARKER, LogDirectory, NoDirectory
     from forebay.inspection.directory import metadata_of
     from forebay.service.tokens import Tokens
-    from forebay.storage.directory import MARKER, LogDirectory, NoDirectory
 
     clock = SystemClock()
     is_served = run.settings.metadata.is_served

@@ -16,8 +16,8 @@ from forebay.format.columns.rows import Columns, encode_columns
 from forebay.pages import Page
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Headers, Offsets, check_offset
-from forebay.shard import ShardRef
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, RangeDelete
+from forebay.topics import ShardRef
 
 E_co = TypeVar("E_co", bound=StorageEngine, covariant=True)
 

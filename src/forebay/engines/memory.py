@@ -33,11 +33,11 @@ from forebay.pages import Page, Reach, joined, tombstone
 from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
-from forebay.shard import NextSource, Owner, RecoveryDecision, ShardRef, acquire
+from forebay.shard import NextSource, Owner, RecoveryDecision, acquire
 from forebay.shard.deletes import DeleteBefore, DeleteKey, Deletion, RangeDelete
 from forebay.shard.limits import Evicted, Holding, Limits, plan
 from forebay.shard.ownership import Check, MayOwn, OwnerSession, anywhere, reserve_in_state, wanted
-from forebay.topics import Durability, TopicSpec
+from forebay.topics import Durability, ShardRef, TopicSpec
 
 EVICTED_PART = 8
 """At the limit this part of the bytes goes at once."""

@@ -19,9 +19,10 @@ from forebay.pages import Page, Reach
 from forebay.records import Offsets
 from forebay.sealed import UNREADABLE
 from forebay.settings import Settings
-from forebay.shard import NextSource, RecoveryDecision, ShardContext, ShardRef
+from forebay.shard import NextSource, RecoveryDecision, ShardContext
 from forebay.shard.lookups import Lookups
 from forebay.shard.tiers import LOOK_SECONDS, Ended, RecordedHistory, Tiers, Visible
+from forebay.topics import ShardRef
 from forebay.wal.files import REPLACED, FileList
 from forebay.wal.readonly import ATTEMPTS, POLL_SECONDS, FollowedLog
 

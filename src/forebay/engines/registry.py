@@ -17,8 +17,7 @@ from forebay.appends.callbacks import deferred
 from forebay.appends.waiting import is_inside
 from forebay.errors import Closed, Unavailable
 from forebay.locks import Rank, RankedRLock
-from forebay.shard import ShardRef
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec
 
 
 class Named(Protocol):

@@ -16,10 +16,10 @@ from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.meter import ShardCounts
 from forebay.pages import Page, Reach
 from forebay.records import Offsets
-from forebay.shard import RecoveryDecision, ShardRef
+from forebay.shard import RecoveryDecision
 from forebay.shard.deletes import Deletion
 from forebay.shard.limits import Evicted, Holding
-from forebay.topics import Durability, TopicSpec
+from forebay.topics import Durability, ShardRef, TopicSpec
 
 PAGE_RECORDS = 10_000
 PAGE_BYTES = 1024 * 1024

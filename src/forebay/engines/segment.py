@@ -16,9 +16,9 @@ from forebay.engines.seam import OwnedShard
 from forebay.errors import Conflict, Corrupt, Fenced, ForebayError, Moved, Unavailable, UnknownTopic
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.metadata import Entry, MetadataStore, Session
+from forebay.places import Places
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardContext, ShardRef, acquire
-from forebay.shard.context import Places
+from forebay.shard import SegmentShard, ShardContext, acquire
 from forebay.shard.ownership import (
     BATCH_SHARDS,
     Acquired,
@@ -32,7 +32,7 @@ from forebay.shard.ownership import (
 )
 from forebay.shard.recovery import refuse_contradiction, refuse_lost_directory
 from forebay.shard.seal import ClosedShard, OnFile, begin_seal, end_reservations, export_tails, finish_seal
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec
 from forebay.wal.bounds import MemoryBounds
 from forebay.wal.recovery.survey import has_log, survey, tail_bytes
 

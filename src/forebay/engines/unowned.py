@@ -17,10 +17,10 @@ from forebay.disk import Disk
 from forebay.engines.readonly import FollowedShard, LeftShards
 from forebay.engines.seam import OwnedShard
 from forebay.errors import Moved
-from forebay.shard import ShardContext, ShardRef
+from forebay.shard import ShardContext
 from forebay.shard.recovery import known_in_history
 from forebay.shard.tiers import RecordedHistory
-from forebay.topics import Engine
+from forebay.topics import Engine, ShardRef
 from forebay.wal.readonly import FollowedLog
 
 IsKnown: TypeAlias = Callable[[ShardRef], bool]

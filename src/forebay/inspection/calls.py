@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from forebay.clock import SystemClock
+from forebay.directory import checked_path
 from forebay.disk import SystemDisk
 from forebay.errors import UnknownTopic
 from forebay.inspection.directory import look
@@ -22,7 +23,6 @@ from forebay.inspection.steps import Step
 from forebay.inspection.verify import verify as verify_directory
 from forebay.settings import Settings
 from forebay.storage import Storage
-from forebay.storage.directory import checked_path
 from forebay.topics import TopicName
 
 Progress = Callable[[int], None]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.clock import Clock
+from forebay.directory import CLAIM, CLAIMING, LOCK, LogDirectory, NoDirectory, is_owned
 from forebay.disk import Disk
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.metadata.descriptor import ShardState
@@ -18,7 +19,6 @@ from forebay.metadata import Entry, MetadataStore
 from forebay.metadata.open_store import open_metadata
 from forebay.settings import Settings
 from forebay.shard.directories import named_directory
-from forebay.storage.directory import CLAIM, CLAIMING, LOCK, LogDirectory, NoDirectory, is_owned
 from forebay.topics import Engine, TopicSpec, shard_id
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from forebay.directory import MARKER
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, Invalid, UnsupportedFormat
 from forebay.format.checksum import salted
@@ -35,7 +36,6 @@ from forebay.format.metadata.descriptor import Cur, SegmentDescriptor, ShardStat
 from forebay.format.metadata.value import decode_value
 from forebay.metadata import Entry
 from forebay.records import OFFSET_MAX, Gap, Record
-from forebay.storage.directory import MARKER
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.tail import LIVE_NAME
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk

@@ -15,6 +15,7 @@ from pathlib import PurePath
 import msgspec
 
 from forebay.clock import SystemClock
+from forebay.directory import IN_MEMORY, MARKER, METADATA, LogDirectory, checked_path, is_owned
 from forebay.disk import Disk, SystemDisk
 from forebay.errors import Conflict, Invalid, Moved, Unsupported
 from forebay.format.metadata.descriptor import Phase, ShardState
@@ -22,8 +23,6 @@ from forebay.inspection.directory import Inspected, look
 from forebay.settings import Settings
 from forebay.shard.seal import OnFile
 from forebay.storage import Storage
-from forebay.storage.directory import MARKER, METADATA, LogDirectory, checked_path, is_owned
-from forebay.storage.in_memory import IN_MEMORY
 from forebay.topics import Engine, TopicName, TopicSpec, shard_id
 
 

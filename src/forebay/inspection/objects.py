@@ -23,7 +23,7 @@ from forebay.history import READABLE
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA
 from forebay.inspection.segments import REPAIR, SEALED_SO, damaged_places, log_file, without_lookups
-from forebay.inspection.stores import Stores
+from forebay.places import Stores
 from forebay.records import Reason
 from forebay.wal.sealing import index_of
 

@@ -10,9 +10,9 @@ from forebay.disk import Disk
 from forebay.errors import ForebayError
 from forebay.inspection.directory import ExpectedShard, Inspected
 from forebay.inspection.recorded import recorded
+from forebay.places import is_local
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, Situation, decide
-from forebay.shard.context import is_local
 from forebay.shard.recovery import refuse_lost_directory, with_undone
 from forebay.topics import TopicSpec
 from forebay.wal.recovery.resume import ASIDE

@@ -15,8 +15,8 @@ from forebay.format.metadata.value import decode_value
 from forebay.format.metadata.vectors import decode_vector
 from forebay.inspection.directory import BadEntry, ExpectedShard
 from forebay.inspection.findings import UPGRADE, HistorySummary, Report, Severity
-from forebay.inspection.stores import Stores
 from forebay.metadata import Entry, MetadataStore
+from forebay.places import Stores
 
 METADATA = "restore the metadata store from a backup"
 

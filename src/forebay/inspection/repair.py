@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
+from forebay.directory import LogDirectory
 from forebay.disk import Disk, replace_file
 from forebay.errors import Corrupt, ForebayError
 from forebay.format.files.checkpoint import Checkpoint, CheckpointFile, decode_checkpoint, encode_checkpoint
@@ -28,10 +29,9 @@ from forebay.inspection.recorded import HistoryPlaces
 from forebay.inspection.segments import RESTORE, SegmentExam, StoredIndex
 from forebay.inspection.shard import Progress
 from forebay.inspection.steps import CHANGES, Action, Aside, Step
-from forebay.inspection.stores import Stores
 from forebay.inspection.verify import object_bytes, segment_bytes
+from forebay.places import Stores
 from forebay.settings import Settings, WalSettings
-from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 from forebay.wal.files import walked
 from forebay.wal.recovery.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, survey

@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 
 from forebay.arguments import checked_partition
 from forebay.clock import SystemClock
+from forebay.directory import LogDirectory, is_owned
 from forebay.disk import Disk, SystemDisk
 from forebay.errors import Conflict, Corrupt, Invalid, Moved, UnknownTopic, Unsupported, UnsupportedFormat
 from forebay.format.checksum import salted
@@ -27,11 +28,9 @@ from forebay.format.frame.head import FrameHead, Verdict
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.inspection.directory import Inspected, look, metadata_of
 from forebay.inspection.recorded import HistoryPlaces
-from forebay.inspection.stores import Stores
+from forebay.places import Stores, is_local
 from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
-from forebay.shard.context import is_local
 from forebay.storage import Storage, Topic
-from forebay.storage.directory import LogDirectory, is_owned
 from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.recovery.resume import ASIDE
 from forebay.wal.removals import KINDS, Removals

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from forebay.clock import Clock
+from forebay.directory import LogDirectory
 from forebay.disk import Disk
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.files.segment import parse_segment_name
@@ -18,11 +19,9 @@ from forebay.inspection.directory import ExpectedShard, Inspected, inspected, me
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA, HistoryPlaces
 from forebay.inspection.shard import Progress, verify_shard
-from forebay.inspection.stores import Stores
 from forebay.metadata import MetadataStore, SqliteMetadata
+from forebay.places import Stores, is_local
 from forebay.settings import Settings
-from forebay.shard.context import is_local
-from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 
 

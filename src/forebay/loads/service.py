@@ -20,10 +20,10 @@ from forebay.loads.attach import Attached, Attaching
 from forebay.loads.book import AttachedPart, LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadManifest, LoadStore, read_manifest, ready_to_offer
-from forebay.shard import SegmentShard, ShardContext, ShardRef
-from forebay.shard.context import home_of_loads
+from forebay.places import home_of_loads
+from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.directories import directory_name
-from forebay.topics import TopicName, TopicSpec
+from forebay.topics import ShardRef, TopicName, TopicSpec
 from forebay.workers import AtWork
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from forebay.shard import ShardRef
+from forebay.topics import ShardRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,14 @@ from forebay.service.placement import Nowhere, Placement, There
 from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, listed_ranges, may
 from forebay.service.quotas import Quotas
 from forebay.service.tokens import TokenBook
-from forebay.shard import RecoveryDecision, ShardRef
+from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, BatchAck, Retained
 from forebay.storage.copying import Copied
 from forebay.storage.recorded import RecordedShard
 from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus, TopicStatus
 from forebay.storage.usage import TierUsage
-from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.wire.items import RecordColumns
 from forebay.wire.messages import LoadOffer
 

@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
+from forebay.definitions import FOLLOW_SECONDS
 from forebay.errors import (
     Conflict,
     Corrupt,
@@ -37,7 +38,6 @@ from forebay.format.metadata.value import decode_value, encode_value
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import Absent, Compacted, Delete, Entry, MetadataStore, Put, RevisionIs, Watch
 from forebay.service.principals import AccessScope, Principal, parse_prefix
-from forebay.storage.definitions import FOLLOW_SECONDS
 from forebay.workers import STOP_SECONDS, Worker, WorkerStatus
 
 logger = logging.getLogger(__name__)

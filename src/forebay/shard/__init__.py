@@ -3,10 +3,11 @@
 Knows the log and the metadata store; knows nothing of topics beyond their definition, nor of engines.
 """
 
-from forebay.shard.context import ShardContext, ShardRef, refs_of
+from forebay.shard.context import ShardContext
 from forebay.shard.ownership import Owner, Wanted, acquire
 from forebay.shard.recovery import NextSource, RecoveryDecision, Situation, decide
 from forebay.shard.segment import SegmentShard
+from forebay.topics import ShardRef
 
 __all__ = [
     "Owner",
@@ -19,5 +20,4 @@ __all__ = [
     "Wanted",
     "acquire",
     "decide",
-    "refs_of",
 ]

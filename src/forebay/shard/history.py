@@ -30,11 +30,13 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import History
 from forebay.locks import Rank, RankedLock
 from forebay.meter import Metric
+from forebay.places import is_local, is_private
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
-from forebay.shard.context import ShardContext, ShardRef, is_local, is_private
+from forebay.shard.context import ShardContext
 from forebay.shard.deletes import Deletes
 from forebay.shard.tiers import PAGE_BYTES
+from forebay.topics import ShardRef
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file, expired

@@ -26,8 +26,8 @@ from forebay.format.metadata.value import encode_value
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, Session, SessionEnded
 from forebay.settings import Settings
-from forebay.shard.context import ShardRef
 from forebay.shard.directories import directory_beside
+from forebay.topics import ShardRef
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from forebay.format.files.segment import HEADER_BYTES
 from forebay.format.frame.head import Kind
 from forebay.format.metadata.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.history import REPLACED
+from forebay.places import Places
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, salt_crc_of
 from forebay.settings import WalSettings
-from forebay.shard.context import Places
 from forebay.topics import Durability
 from forebay.wal.recovery.survey import Survey
 from forebay.wal.removals import Blind

@@ -26,7 +26,8 @@ from forebay.format.metadata.keys import shard_of_state
 from forebay.format.metadata.value import encode_value
 from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
-from forebay.shard.context import ShardContext, is_private
+from forebay.places import is_private
+from forebay.shard.context import ShardContext
 from forebay.shard.directories import directory_name
 from forebay.shard.ownership import BATCH_SHARDS, change_state, wanted
 from forebay.shard.segment import SegmentShard

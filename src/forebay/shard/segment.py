@@ -21,9 +21,10 @@ from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import ShardState, gap_descriptor
 from forebay.pages import Page, Reach
+from forebay.places import is_local
 from forebay.records import Gap, Offsets
 from forebay.settings import Settings, WalSettings
-from forebay.shard.context import ShardContext, ShardRef, is_local
+from forebay.shard.context import ShardContext
 from forebay.shard.deletes import DeleteBefore, DeleteKey, Deletes, DeleteTag, Deletion, RangeDelete
 from forebay.shard.eviction import Eviction
 from forebay.shard.history import OwnedHistory, ShardHistory
@@ -40,7 +41,7 @@ from forebay.shard.recovery import (
     with_undone,
 )
 from forebay.shard.tiers import NOTHING, PAGE_BYTES, NoHistory, Tiers, Visible
-from forebay.topics import TopicSpec, parse_compression
+from forebay.topics import ShardRef, TopicSpec, parse_compression
 from forebay.wal.bounds import MemoryBounds
 from forebay.wal.log import Wal
 from forebay.wal.recovery.resume import Start, resume

@@ -24,9 +24,9 @@ from forebay.format.metadata.descriptor import ShardState
 from forebay.format.metadata.vectors import without
 from forebay.history import History, InHistory
 from forebay.pages import Page, Span, joined
+from forebay.places import Places
 from forebay.records import OFFSET_MAX, Gap, Offsets, Reason
 from forebay.sealed import UNREADABLE, first_at_time
-from forebay.shard.context import Places
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
 
 logger = logging.getLogger(__name__)

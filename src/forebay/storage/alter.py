@@ -7,15 +7,14 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from forebay.clock import Clock
+from forebay.definitions import Defined, Definitions
 from forebay.engines import OwnedShard
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Conflict
 from forebay.locks import Rank, RankedLock
-from forebay.shard import ShardRef, refs_of
-from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
-from forebay.topics import Cleanup, OnFull, TopicChanges, TopicName, TopicSpec
+from forebay.topics import Cleanup, OnFull, ShardRef, TopicChanges, TopicName, TopicSpec, refs_of
 
 
 class _UsedTopic:

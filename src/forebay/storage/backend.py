@@ -11,24 +11,23 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from forebay.cleanup.deleted_topics import Deletions
+from forebay.definitions import Definitions
 from forebay.engines import OwnedShard
 from forebay.loads.service import Loads
 from forebay.metadata import MetadataStore
 from forebay.meter import LogMeter
-from forebay.shard import ShardRef
 from forebay.storage.alter import Alterations
 from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
-from forebay.storage.definitions import Definitions
 from forebay.storage.moves import Moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import Shards
 from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.usage import TierUsage
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec
 from forebay.workers import Background
 
 

@@ -17,14 +17,13 @@ from typing import NamedTuple
 from forebay.catalog import read_state
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock
+from forebay.definitions import Definitions
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.metadata.keys import shards_prefix
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
-from forebay.shard import refs_of
 from forebay.shard.ownership import wanted
-from forebay.storage.definitions import Definitions
-from forebay.topics import TopicSpec
+from forebay.topics import TopicSpec, refs_of
 
 POLL_SECONDS = 0.05
 

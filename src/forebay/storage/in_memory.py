@@ -7,6 +7,8 @@ from contextlib import ExitStack
 
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock
+from forebay.definitions import Definitions
+from forebay.directory import IN_MEMORY
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard
 from forebay.errors import Unsupported
 from forebay.loads.service import Loads
@@ -14,7 +16,6 @@ from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.meter import LogMeter
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import ShardRef
 from forebay.shard.ownership import OwnerSession
 from forebay.storage.alter import Alterations
 from forebay.storage.background.commit import Committers
@@ -22,7 +23,6 @@ from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
-from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.recovery import Progress, Recovered
@@ -30,10 +30,8 @@ from forebay.storage.shards import TopicShards, current
 from forebay.storage.status import watch_shard
 from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.usage import TierUsage
-from forebay.topics import Engine, TopicSpec
+from forebay.topics import Engine, ShardRef, TopicSpec
 from forebay.workers import Background
-
-IN_MEMORY = ":memory:"
 
 
 class MemoryShards:

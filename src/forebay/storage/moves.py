@@ -12,13 +12,13 @@ from forebay.errors import Moved, Unavailable, Unsupported
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef, refs_of
+from forebay.shard import SegmentShard
 from forebay.shard.directories import directory_name
 from forebay.shard.ownership import wanted
 from forebay.shard.seal import OnFile, withdraw_target
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec, refs_of
 
 
 class Moves:

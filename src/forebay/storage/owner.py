@@ -13,6 +13,8 @@ from forebay.catalog.metered import MeteredMetadata
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
+from forebay.definitions import FOLLOW_SECONDS, DefinitionChanges, Definitions
+from forebay.directory import LogDirectory, refuse_lost_metadata
 from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
 from forebay.engines import MemoryEngine, OwnedShard, RocksEngine, SegmentEngine, UnownedShards
@@ -22,10 +24,10 @@ from forebay.loads.service import Loads
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
 from forebay.meter import LogMeter
+from forebay.places import Places, open_places
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardContext, ShardRef, refs_of
-from forebay.shard.context import Places
+from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.ownership import MayOwn, OwnerSession, anywhere
 from forebay.storage.alter import Alterations
@@ -37,17 +39,14 @@ from forebay.storage.background.segments import SegmentWorkers
 from forebay.storage.background.sync import FileSystem
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
-from forebay.storage.definitions import FOLLOW_SECONDS, DefinitionChanges, Definitions
-from forebay.storage.directory import LogDirectory, refuse_lost_metadata
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import OwnerShards
 from forebay.storage.status import watch_shard
-from forebay.storage.stores import open_places
 from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.usage import TierUsage, UsageSum, files_of, objects_of
-from forebay.topics import Engine, TopicSpec
+from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.wal.bounds import MemoryBounds
 from forebay.workers import Background, ItemWorker
 

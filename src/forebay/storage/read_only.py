@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import PurePath
 
 from forebay.clock import Clock
+from forebay.definitions import Definitions
+from forebay.directory import LogDirectory, NoDirectory, is_owned
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import FollowingEngine, OwnedShard, ReadShard
 from forebay.engines.registry import Registry
@@ -16,24 +18,21 @@ from forebay.errors import Unsupported
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
 from forebay.meter import LogMeter
+from forebay.places import Places, open_places
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import ShardContext, ShardRef, refs_of
-from forebay.shard.context import Places
+from forebay.shard import ShardContext
 from forebay.storage.alter import Alterations
 from forebay.storage.backend import WritableBackend
 from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.consumer_metadata import ConsumerMetadata
 from forebay.storage.cursors import Cursors
-from forebay.storage.definitions import Definitions
-from forebay.storage.directory import LogDirectory, NoDirectory, is_owned
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current, opened
-from forebay.storage.stores import open_places
 from forebay.storage.subscriptions import Subscriptions
-from forebay.topics import Engine, TopicSpec
+from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.workers import Background
 
 

@@ -20,8 +20,7 @@ from forebay.engines.directory import Engines
 from forebay.engines.segment import Acquisition
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.metadata import Entry
-from forebay.shard import ShardRef
-from forebay.topics import Engine
+from forebay.topics import Engine, ShardRef
 
 logger = logging.getLogger(__name__)
 

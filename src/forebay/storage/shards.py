@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from forebay.appends.callbacks import deferred
 from forebay.arguments import checked_partition
 from forebay.catalog import read_state, state_entries
+from forebay.definitions import Definitions
 from forebay.disk.forks import FORKS, ForkGuard
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, UnownedShards
 from forebay.engines.directory import Engines
@@ -20,12 +21,10 @@ from forebay.errors import Closed, Corrupt, Moved, Unavailable, UnknownTopic, Un
 from forebay.format.metadata.keys import state_key
 from forebay.metadata import MetadataStore
 from forebay.partitioning import check_partition
-from forebay.shard import ShardRef
 from forebay.shard.ownership import MayOwn
-from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.recovery import Progress, Recovered, Recovery
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, Self, Unpack
 from forebay.arguments import checked_partition
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock, SystemClock
+from forebay.directory import IN_MEMORY
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsupported
@@ -22,14 +23,13 @@ from forebay.metadata import MetadataStore
 from forebay.partitioning import check_partition
 from forebay.records import check_offset
 from forebay.settings import Settings
-from forebay.shard import ShardRef, refs_of
 from forebay.shard.directories import directory_name
 from forebay.shard.ownership import MayOwn, anywhere
 from forebay.shard.seal import OnFile
 from forebay.storage.backend import Backend, WritableBackend
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.cursors import Group
-from forebay.storage.in_memory import IN_MEMORY, InMemoryBackend
+from forebay.storage.in_memory import InMemoryBackend
 from forebay.storage.lifetime import Closing, Lifetime
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
@@ -39,7 +39,7 @@ from forebay.storage.segments import SegmentPage, segment_page
 from forebay.storage.status import LogStatus, gauges, partition_statuses
 from forebay.storage.topic import Topic
 from forebay.storage.usage import TierUsage
-from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec, refs_of
 from forebay.workers import WorkerStatus
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from forebay.disk import Disk
 from forebay.format.files.segment import parse_segment_name
 from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.places import is_local
 from forebay.records import OFFSET_MAX
-from forebay.shard.context import is_local
 from forebay.wal.recovery.resume import ASIDE
 from forebay.wal.recovery.survey import indexed_files
 

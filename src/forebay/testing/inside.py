@@ -22,6 +22,7 @@ from forebay.blobs.blocks import ReadAhead
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
+from forebay.definitions import Defined, Definitions
 from forebay.disk import SystemDisk
 from forebay.engines import FollowingEngine, MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
 from forebay.engines.memory import MemoryShard
@@ -39,9 +40,9 @@ from forebay.metadata.etcd.store import EtcdMetadata
 from forebay.metadata.etcd.watch import EtcdWatch
 from forebay.metadata.sqlite.database import Database as SqliteDatabase
 from forebay.metadata.sqlite.store import SqliteMetadata
+from forebay.places import Places
 from forebay.progress import ProgressStore
 from forebay.shard import SegmentShard, ShardContext
-from forebay.shard.context import Places
 from forebay.shard.eviction import ByteCount
 from forebay.shard.history import ShardHistory
 from forebay.shard.tiers import RecordedHistory, Tiers
@@ -52,7 +53,6 @@ from forebay.storage.background.history import HistoryWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
-from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.in_memory import InMemoryBackend
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend

@@ -16,11 +16,11 @@ from forebay.cleanup.collector import Collector, Scope
 from forebay.clock import SystemClock
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.inspection.segments import without_lookups
-from forebay.shard import ShardRef
 from forebay.spark.jobs import reindex, scrub
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened
 from forebay.testing.clock import ManualClock
+from forebay.topics import ShardRef
 from tests.cli.rig import flip
 from tests.inspection.exported import KEYS, Exported
 

@@ -21,10 +21,10 @@ from forebay.errors import Conflict, ForebayError
 from forebay.metadata import Entry, MetadataStore
 from forebay.records import Gap
 from forebay.settings import Settings
-from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
+from forebay.shard import RecoveryDecision, Situation, acquire, decide
 from forebay.shard.ownership import OwnerSession, wanted
 from forebay.shard.recovery import refuse_contradiction
-from forebay.topics import TopicSpec, parse_compression
+from forebay.topics import ShardRef, TopicSpec, parse_compression
 from forebay.workers import Worker
 
 logger = logging.getLogger(__name__)

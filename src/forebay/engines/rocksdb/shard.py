@@ -34,10 +34,10 @@ from forebay.meter import ShardCounts
 from forebay.pages import Page, Reach
 from forebay.records import Offsets
 from forebay.settings import RetentionSettings, WalSettings
-from forebay.shard import RecoveryDecision, ShardRef
+from forebay.shard import RecoveryDecision
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.shard.limits import Evicted, Holding, Limits, plan
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec
 
 logger = logging.getLogger(__name__)
 

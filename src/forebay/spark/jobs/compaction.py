@@ -25,8 +25,7 @@ from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.format.metadata.vectors import deleted_by, vectors_of
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.metadata.leases import Lease, leased
-from forebay.shard import ShardRef
-from forebay.shard.context import is_private, loads_name, local_name
+from forebay.places import is_private, loads_name, local_name
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, summed
 from forebay.spark.jobs.shards import refs_at
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
@@ -34,7 +33,7 @@ from forebay.spark.jobs.sweeping import is_owned, sweep_unowned
 from forebay.spark.jobs.units import spread
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened
-from forebay.topics import Cleanup
+from forebay.topics import Cleanup, ShardRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,15 +26,14 @@ from forebay.format.files.segment import SEGMENT_SUFFIX
 from forebay.format.metadata.descriptor import DescriptorKind, Phase, SegmentDescriptor
 from forebay.loads.book import LoadBook
 from forebay.metadata.leases import Lease, leased
-from forebay.shard import ShardRef
-from forebay.shard.context import is_private
+from forebay.places import is_private
 from forebay.spark.jobs.copying import CopiedObjects, Errand, copy, has_index
 from forebay.spark.jobs.reports import JobProgress, JobReport, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

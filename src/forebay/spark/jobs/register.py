@@ -20,14 +20,13 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.metadata.keys import registrar_key
 from forebay.format.parquet.file import SCHEMA
 from forebay.metadata.leases import Lease, leased
-from forebay.shard import refs_of
 from forebay.spark.jobs.reports import JobReport, Part
 from forebay.spark.place.addresses import address_of, key_of
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened
 from forebay.spark.tables.catalog import find_table, identifier, look_up_table, open_catalog
 from forebay.spark.tables.upkeep import expire, named_files, properties_of
-from forebay.topics import Engine, TopicName, TopicSpec
+from forebay.topics import Engine, TopicName, TopicSpec, refs_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -17,6 +17,7 @@ import msgspec
 
 from forebay.catalog.shard import Piece
 from forebay.clock import SystemClock
+from forebay.directory import LogDirectory
 from forebay.disk import SystemDisk
 from forebay.errors import Invalid
 from forebay.format.metadata.descriptor import SegmentDescriptor
@@ -28,14 +29,13 @@ from forebay.inspection.objects import ObjectExam
 from forebay.inspection.recorded import HistoryPlaces, judge
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.steps import Action, Step
-from forebay.shard import ShardRef
 from forebay.spark.jobs.notes import Notes
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened
-from forebay.storage.directory import LogDirectory
+from forebay.topics import ShardRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

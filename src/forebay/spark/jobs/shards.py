@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.inspection.findings import Finding, Severity
-from forebay.shard import ShardRef, refs_of
 from forebay.spark.jobs.reports import Figure, Part
 from forebay.spark.place.opening import Opened
+from forebay.topics import ShardRef, refs_of
 
 
 @dataclass(kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.metadata.leases import Lease
-from forebay.shard import ShardRef
 from forebay.spark.place.opening import Opened
+from forebay.topics import ShardRef
 
 
 def is_owned(found: Opened, ref: ShardRef) -> bool:

@@ -16,11 +16,11 @@ from types import MappingProxyType
 from typing import Final
 
 from forebay.blobs.objects.options import CONNECTION, OPEN
+from forebay.directory import IN_MEMORY
 from forebay.errors import Invalid, Unsupported
 from forebay.settings import Setting, Settings, all_settings
 from forebay.settings.places import BACKENDS
 from forebay.settings.sources import environment_tree, expand, parse_yaml, read_file, variables_in
-from forebay.storage.in_memory import IN_MEMORY
 
 NAMES: Final = ("path", "settings", "store", "metadata", "broker")
 """Options that say where topics are; those with a dot are settings and do so too."""

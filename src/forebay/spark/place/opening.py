@@ -14,22 +14,19 @@ from functools import cached_property
 from forebay.blobs import BlobMissing, BlobStore, DirectoryStore, open_store
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock, SystemClock
+from forebay.definitions import Definitions
+from forebay.directory import LogDirectory, NoDirectory, is_owned
 from forebay.disk import SystemDisk
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.format.metadata.descriptor import SegmentDescriptor
-from forebay.inspection.stores import Stores
 from forebay.loads.prepare import LoadStore
 from forebay.manifests import ManifestReader
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
+from forebay.places import Places, Stores, history_store
 from forebay.settings import Settings, StoreSettings
-from forebay.shard import ShardRef
-from forebay.shard.context import Places
 from forebay.spark.place.location import Location
-from forebay.storage.definitions import Definitions
-from forebay.storage.directory import LogDirectory, NoDirectory, is_owned
-from forebay.storage.stores import history_store
-from forebay.topics import Engine, TopicName, TopicSpec
+from forebay.topics import Engine, ShardRef, TopicName, TopicSpec
 from forebay.wal.readonly import FollowedLog
 
 logger = logging.getLogger(__name__)

@@ -26,14 +26,13 @@ from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
 from forebay.loads.book import LoadBook
 from forebay.records import Gap, Reason
-from forebay.shard import ShardRef, refs_of
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened
 from forebay.spark.reading.options import FROM_LATEST, Limit, ReadOptions, Topics
 from forebay.spark.reading.pieces import PieceReader
 from forebay.spark.reading.plan import check_partitions, resolve
 from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot
-from forebay.topics import Engine, TopicSpec
+from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog
 

@@ -17,18 +17,17 @@ from typing import Final
 
 from forebay.blobs import DirectoryStore
 from forebay.catalog import ShardKeys, read_state
+from forebay.directory import is_owned
 from forebay.errors import Conflict, ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadStore, Sink, manifest_of, ready_to_offer
-from forebay.shard import ShardRef
 from forebay.spark.place.opening import Opened, opened
 from forebay.spark.writing.options import Target
 from forebay.spark.writing.staging import StagedSegment
 from forebay.storage import Storage
-from forebay.storage.directory import is_owned
-from forebay.topics import TopicSpec
+from forebay.topics import ShardRef, TopicSpec
 
 logger = logging.getLogger(__name__)
 

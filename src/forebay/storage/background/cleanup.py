@@ -12,17 +12,18 @@ from forebay.cleanup.deleted_topics import Deletions, KeepsTopics
 from forebay.cleanup.moved_shards import clearing_of_moved
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
+from forebay.definitions import Definitions
 from forebay.disk import Disk
 from forebay.engines import OwnedShard
 from forebay.engines.directory import Engines
 from forebay.engines.memory import MemoryShard
 from forebay.errors import ForebayError
 from forebay.loads.service import AloneWith, Loads
+from forebay.places import is_private
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef, refs_of
-from forebay.shard.context import is_private
+from forebay.shard import SegmentShard
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS, LOOK_SECONDS
-from forebay.storage.definitions import Definitions
+from forebay.topics import ShardRef, refs_of
 from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)

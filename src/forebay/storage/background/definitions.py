@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 
 from forebay.clock import Clock
+from forebay.definitions import FOLLOW_SECONDS, Defined, DefinitionChanges, Definitions
 from forebay.errors import ForebayError
 from forebay.locks import Rank, RankedRLock
 from forebay.metadata import Compacted, Watch
 from forebay.storage.alter import Alterations
-from forebay.storage.definitions import FOLLOW_SECONDS, Defined, DefinitionChanges, Definitions
 from forebay.topics import TopicName, TopicSpec
 from forebay.workers import STOP_SECONDS, Worker
 

@@ -17,10 +17,9 @@ from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopic
-from forebay.shard import ShardRef, refs_of
 from forebay.shard.deletes import RangeDelete
 from forebay.storage.shards import Shards
-from forebay.topics import Cleanup, Engine, TopicName, TopicSpec
+from forebay.topics import Cleanup, Engine, ShardRef, TopicName, TopicSpec, refs_of
 from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)

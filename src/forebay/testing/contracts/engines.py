@@ -18,8 +18,8 @@ from forebay.engines import ByName, NewRecord, OwnedShard, StorageEngine
 from forebay.errors import Closed, Conflict, Invalid
 from forebay.pages import Page
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
-from forebay.shard import ShardRef
 from forebay.shard.deletes import DeleteBefore, RangeDelete
+from forebay.topics import ShardRef
 
 NamedEngine: TypeAlias = ByName[StorageEngine]
 """An engine with its operations by shard name, which the suites call."""

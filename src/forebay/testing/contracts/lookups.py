@@ -17,9 +17,9 @@ from forebay.engines.by_name import NewRecord
 from forebay.errors import Invalid
 from forebay.pages import Page
 from forebay.records import OFFSET_MAX, Gap, Record
-from forebay.shard import ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import PAGES_MAX, NamedEngine, values_of
+from forebay.topics import ShardRef
 
 TAGS = ("a", "a/b", "a/", "/a", "aa", "A", "á", "a\0", "a\0b", "t" * 300, "t" * 299 + "u")
 KEYS = (b"", b"\0", b"\0\0", b"a", b"a\0", b"a\xff", b"\xff", b"\xff" * 8, b"k" * 254, b"k" * 255, b"k" * 254 + b"l")

@@ -15,10 +15,10 @@ from forebay.engines.by_name import NewRecord
 from forebay.errors import Full, Invalid
 from forebay.reading import Cursor
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
-from forebay.shard import ShardRef
 from forebay.shard.limits import Evicted
 from forebay.testing.contracts.engines import NamedEngine, append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import LookupHome, keyed, offsets_of, paged, tagged
+from forebay.topics import ShardRef
 
 NUMBERS = 300
 APPENDS_BESIDE = 300

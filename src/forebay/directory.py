@@ -22,6 +22,8 @@ from forebay.clock import Clock
 from forebay.disk import Disk, Lock, make_directories, replace_file
 from forebay.errors import Corrupt, Invalid, Unavailable, UnsupportedFormat
 
+IN_MEMORY = ":memory:"
+"""In the place of a path: a log in the memory of its process, without a directory."""
 MARKER = "forebay.json"
 LOCK = "lock"
 METADATA = "metadata.sqlite"

@@ -73,7 +73,7 @@ class _Remembered:
     """The definitions that this process uses, by name. Safe for concurrent use; no lock is held over a read."""
 
     def __init__(self) -> None:
-        self._lock = RankedLock(Rank.LEAF, "storage.definitions")
+        self._lock = RankedLock(Rank.LEAF, "definitions")
         self._by_name: dict[TopicName, Defined] = {}
         self.generation = 0
         """Rises with every change: what was read before the last one is not remembered."""
