@@ -20,8 +20,10 @@ from forebay.format.columns.rows import ColumnBytes, Columns, encode_columns
 from forebay.format.control.frames import NO_FLOOR, Floor
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.files.segment import index_name
+from forebay.format.index import lookups as index_lookups
 from forebay.format.index import lookups as posted
 from forebay.format.index.hashing import Hashes
+from forebay.format.index.lookups import Sought
 from forebay.format.index.sections import SectionKind
 from forebay.format.metadata.descriptor import LoadStanding, LoadStatus
 from forebay.format.metadata.keys import load_key
@@ -31,8 +33,7 @@ from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_
 from forebay.metadata import Put
 from forebay.pages import Page
 from forebay.records import Bytes, Gap, Reason
-from forebay.shard import lookups as shard_lookups
-from forebay.shard.lookups import Lookups, Sought
+from forebay.shard.lookups import Lookups
 from forebay.shard.tiers import NOTHING, Ended, Tiers
 from forebay.testing.contracts.lookups import offsets_of, paged
 from forebay.wal.files import LogFile, SealedFile
@@ -259,7 +260,7 @@ def test_keys_that_share_a_hash_are_distinguished(library: Library, monkeypatch:
         return np.full(len(offsets) - 1, 7, dtype=np.uint64)
 
     monkeypatch.setattr(posted, "hash_column", columns)
-    monkeypatch.setattr(shard_lookups, "hash_bytes", lambda _: 7)
+    monkeypatch.setattr(index_lookups, "hash_bytes", lambda _: 7)
     library.append([Written(b"rare", "rare")])
     library.fill(3)
     library.house.export()

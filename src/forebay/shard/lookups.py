@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from forebay.errors import Corrupt
 from forebay.format.control.frames import Floor
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.frame.batch import Batch
-from forebay.format.index.hashing import Places, hash_bytes
+from forebay.format.index.hashing import Places
+from forebay.format.index.lookups import Sought
 from forebay.format.index.sections import SectionKind
 from forebay.history import SPOT, InHistory
 from forebay.pages import Page, Span
@@ -34,25 +35,6 @@ NEAR_BYTES = 64 * 1024
 
 Match: TypeAlias = Batch | Gap
 """Consecutive records that match, or a gap where one may have been."""
-
-
-class Sought(NamedTuple):
-    """What a record must have: a key, or a tag as utf8."""
-
-    kind: SectionKind
-    entry: bytes
-    hash: int
-
-    @classmethod
-    def of_key(cls, key: bytes) -> Sought:
-        """Exactly this key."""
-        return cls(SectionKind.KEY_POSTINGS, key, hash_bytes(key))
-
-    @classmethod
-    def of_tag(cls, tag: str) -> Sought:
-        """Exactly this tag."""
-        entry = tag.encode("utf-8", "surrogatepass")
-        return cls(SectionKind.TAG_POSTINGS, entry, hash_bytes(entry))
 
 
 class SearchedLog(Protocol):

@@ -19,6 +19,7 @@ from forebay.disk import Disk
 from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, Unsupported
 from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.format.control.offsets import OffsetSet
+from forebay.format.index.lookups import Sought
 from forebay.format.metadata.descriptor import ShardState, gap_descriptor
 from forebay.pages import Page, Reach
 from forebay.places import is_local
@@ -29,7 +30,7 @@ from forebay.shard.deletes import DeleteBefore, DeleteKey, Deletes, DeleteTag, D
 from forebay.shard.eviction import Eviction
 from forebay.shard.history import OwnedHistory, ShardHistory
 from forebay.shard.limits import Evicted, Holding, Limits
-from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
+from forebay.shard.lookups import PAGE_RECORDS, Lookups
 from forebay.shard.ownership import record_reserved, record_unknown, reserve_in_state, wanted
 from forebay.shard.recovery import (
     NextSource,

@@ -7,14 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from forebay.format.columns.layout import Strip
 from forebay.format.frame.batch import Batch
-from forebay.format.index.hashing import Hashes, Places, hash_column
+from forebay.format.index.hashing import Hashes, Places, hash_bytes, hash_column
 from forebay.format.index.postings import RECORDS_MAX, Records, encode_postings
 from forebay.format.index.sections import SectionKind, encode_sizes
+
+
+class Sought(NamedTuple):
+    """What a record must have: a key, or a tag as utf8."""
+
+    kind: SectionKind
+    entry: bytes
+    hash: int
+
+    @classmethod
+    def of_key(cls, key: bytes) -> Sought:
+        """Exactly this key."""
+        return cls(SectionKind.KEY_POSTINGS, key, hash_bytes(key))
+
+    @classmethod
+    def of_tag(cls, tag: str) -> Sought:
+        """Exactly this tag."""
+        entry = tag.encode("utf-8", "surrogatepass")
+        return cls(SectionKind.TAG_POSTINGS, entry, hash_bytes(entry))
 
 
 class LookupSections:

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.format.frame.batch import Batch
+from forebay.format.index.lookups import Sought
 from forebay.format.index.sections import FrameEntries
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.records import OFFSET_MAX
-from forebay.shard.lookups import Sought
 
 T = TypeVar("T")
 Mask: TypeAlias = npt.NDArray[np.bool_]
