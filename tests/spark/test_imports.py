@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import forebay
+from forebay.spark.source import ForebayDataSource
 from tests.spark.topics import SETTINGS
 
-_READ = """
-import sys
-from forebay.spark.reading.options import ReadOptions
-from forebay.spark.reading.task import read_split
-from forebay.spark.reading.view import load
-from forebay.spark.reading.plan import plan
-options = ReadOptions.parse({"path": sys.argv[1], "topic": "shop/orders"})
-splits = plan(*load(options), columns=options.columns)
-print(sum(batch.num_rows for split in splits for batch in read_split(split)))
-print(sorted({"pandas", "pyiceberg", "matplotlib"} & set(sys.modules)))
+MODULES_MAX: Final = 120
+_TASK: Final = """
+import pickle, sys
+reader, partitions = pickle.load(sys.stdin.buffer)
+print(sum(batch.num_rows for partition in partitions for batch in reader.read(partition)))
+print(*sys.modules)
 """
+"""What a worker does: it unpickles the reader and its part of the plan, and reads."""
 
 
-def test_reading_does_not_load_what_it_does_not_use(tmp_path: Path) -> None:
+def test_a_task_loads_what_it_reads_with_and_no_more(tmp_path: Path) -> None:
     with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
         log.create_topic("shop/orders", partitions=2).append_many([b"1", b"2", b"3"], keys=[b"1", None, b"3"])
+    source = ForebayDataSource({"path": str(tmp_path / "data"), "topic": "shop/orders"})
+    reader = source.reader(source.schema())
+    task = pickle.dumps((reader, reader.partitions()))
 
-    command = [sys.executable, "-c", _READ, str(tmp_path / "data")]
-    reported = subprocess.run(command, capture_output=True, text=True, check=True)
+    reported = subprocess.run([sys.executable, "-c", _TASK], input=task, capture_output=True, check=True)
 
-    assert reported.stdout.splitlines() == ["3", "[]"]
+    rows, modules = reported.stdout.decode().splitlines()
+    loaded = modules.split()
+    own = {name for name in loaded if name.partition(".")[0] == "forebay"}
+    rooms = {name.split(".")[1] for name in own - {"forebay"}}
+    assert rows == "3"
+    assert not rooms & {"cleanup", "engines", "export", "inspection", "loads", "shard", "storage"}
+    assert not {"pandas", "pyiceberg", "matplotlib", "yaml"} & set(loaded)
+    assert len(own) <= MODULES_MAX, sorted(own)

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Hashable, Iterator, Mapping
-from typing import Any
-
-import yaml
+from collections.abc import Iterator, Mapping
 
 from forebay.errors import Invalid
 from forebay.settings.groups import GROUPS, all_settings
@@ -20,21 +17,6 @@ FILE_BYTES_MAX = MIB
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key given twice is an error and not a silent overwrite."""
-
-    # The signature is PyYAML's.
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice", key_node.start_mark)
-            if key is not None:
-                seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: str) -> object:
@@ -54,10 +36,9 @@ def read_file(path: str) -> bytes:
 
 
 def parse_yaml(content: str | bytes, source: str) -> object:
-    try:
-        return yaml.load(content, _UniqueKeys)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise Invalid(f"{source} is not YAML: {error}") from error
+    from forebay.settings.documents import parse_document  # noqa: PLC0415 - YAML takes its time to load
+
+    return parse_document(content, source)
 
 
 def variables_in(text: str) -> set[str]:

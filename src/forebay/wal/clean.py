@@ -10,6 +10,8 @@ Knows frames and files; changes nothing on disk.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import UNSET, UnsetType
 
 from forebay.appends.producer_window import ProducerWindow
@@ -24,7 +26,9 @@ from forebay.format.frame.head import FrameHead, Kind, Verdict, read_frame
 from forebay.records import Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.wal.scan import LogScan
-from forebay.wal.writer import ActiveFile, Writer
+
+if TYPE_CHECKING:
+    from forebay.wal.writer import ActiveFile, Writer
 
 INDEX_STEP_BYTES = 64 * 1024
 """So far apart are the frames whose places are written down."""

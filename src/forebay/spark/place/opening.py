@@ -1,7 +1,7 @@
 """What a location leads to, opened in this process: the directory, the places of history, the metadata store.
 
-Everything is opened when first needed and given back together. Nothing here leaves the process. Knows nothing
-of Spark.
+Everything is opened when first needed and given back together, and what only some callers open is imported then:
+every task of Spark passes here. Nothing here leaves the process. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from forebay.blobs import BlobMissing, BlobStore, DirectoryStore, open_store
 from forebay.catalog import ShardCatalog, ShardKeys
@@ -19,7 +20,6 @@ from forebay.directory import LogDirectory, NoDirectory, is_owned
 from forebay.disk import SystemDisk
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.format.metadata.descriptor import SegmentDescriptor
-from forebay.loads.prepare import LoadStore
 from forebay.manifests import ManifestReader
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
@@ -27,7 +27,10 @@ from forebay.places import Places, Stores, history_store
 from forebay.settings import Settings, StoreSettings
 from forebay.spark.place.location import Location
 from forebay.topics import Engine, ShardRef, TopicName, TopicSpec
-from forebay.wal.readonly import FollowedLog
+
+if TYPE_CHECKING:
+    from forebay.loads.prepare import LoadStore
+    from forebay.wal.readonly import FollowedLog
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +131,8 @@ class Opened:
 
     def new_objects(self) -> LoadStore:
         """Where new objects of history go, and what descriptors call it."""
+        from forebay.loads.prepare import LoadStore
+
         places = self.places
         if not self.settings.is_shared:
             return LoadStore(places.loads.open(), places.loads_name)
@@ -139,6 +144,8 @@ class Opened:
         directory = self.directory
         if directory is None:
             return None
+        from forebay.wal.readonly import FollowedLog
+
         return FollowedLog(
             self.disk,
             self.clock,

@@ -1,26 +1,25 @@
 """A batch read inside Spark: what was loaded, the conditions that its rows must meet, and its tasks.
 
 Spark makes a reader where it plans, asks it for its tasks there, and sends it to every one of them: what only the
-planning needs stays behind.
+planning needs stays behind, and its modules are imported there alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyspark
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from forebay.spark.reading.filters import pushed
-from forebay.spark.reading.options import ReadOptions
-from forebay.spark.reading.plan import plan
-from forebay.spark.reading.pushing import is_old
-from forebay.spark.reading.snapshot import Range, Snapshot
 from forebay.spark.reading.task import read_split
-from forebay.spark.reading.view import fix, load, load_or_look
+
+if TYPE_CHECKING:
+    from forebay.spark.reading.options import ReadOptions
+    from forebay.spark.reading.snapshot import Range, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,15 @@ class Loaded:
     @classmethod
     def now(cls, options: ReadOptions) -> Loaded:
         """This moment."""
+        from forebay.spark.reading.view import load
+
         return cls(*load(options))
 
     @classmethod
     def of(cls, snapshot: Snapshot, options: ReadOptions) -> Loaded:
         """The moment of an earlier look. Raises `Invalid` for offsets that the topics did not have then."""
+        from forebay.spark.reading.view import fix
+
         return cls(snapshot, fix(snapshot, options))
 
 
@@ -48,6 +51,8 @@ def loaded_or_seen(options: ReadOptions) -> Loaded | Snapshot:
     a checkpoint goes on from there: since it began, the offsets of its options may have been deleted, and partitions
     and topics that they do not name may have been added.
     """
+    from forebay.spark.reading.view import load_or_look
+
     snapshot, ranges = load_or_look(options)
     return snapshot if ranges is None else Loaded(snapshot, ranges)
 
@@ -68,6 +73,8 @@ class ForebayReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """One for each task."""
+        from forebay.spark.reading.plan import plan
+
         splits = plan(
             self._loaded.snapshot,
             self._loaded.ranges,
@@ -100,5 +107,7 @@ def reader_for(
     options: ReadOptions, loaded: Loaded, columns: tuple[str, ...], version: str = pyspark.__version__
 ) -> ForebayReader:
     """A reader that takes Spark's filters only if the session was seen to keep plans apart and is new enough for it."""
+    from forebay.spark.reading.pushing import is_old
+
     kind = PushedReader if options.push_filters and not is_old(version) else ForebayReader
     return kind(options, loaded, columns)

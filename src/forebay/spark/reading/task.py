@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,7 +30,6 @@ from forebay.spark.reading.columns import record_batch, stored_batch, stored_col
 from forebay.spark.reading.filters import Filters
 from forebay.spark.reading.pieces import PAGE_BYTES, PieceReader
 from forebay.spark.reading.snapshot import Part, ScanPiece, Split
-from forebay.spark.reading.view import look_again
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +64,8 @@ class _PartRead:
         self._seen: Counter[int] = Counter()
         """Records by the start of the piece that they came from."""
         self._flawed: set[int] = set()
-        again = partial(look_again, found, part.topic_id, part.topic, part.partition)
-        self._reader = PieceReader(found, part.shard, part.pieces, str(part), again)
+        self._found = found
+        self._reader = PieceReader(found, part.shard, part.pieces, str(part), self._again)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Every record that passes."""
@@ -76,6 +74,13 @@ class _PartRead:
                 self._shown_rows += batch.num_rows
                 yield batch
         self._check()
+
+    def _again(self, start: int, stop: int) -> Sequence[ScanPiece]:
+        """Where offsets lie that are not where it was planned: few tasks ask, and only they load what looks."""
+        from forebay.spark.reading.view import look_again
+
+        part = self._part
+        return look_again(self._found, part.topic_id, part.topic, part.partition, start, stop)
 
     def _passing(self) -> Iterator[pa.RecordBatch | None]:
         part, at = self._part, self._part.start
