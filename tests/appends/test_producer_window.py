@@ -6,7 +6,7 @@ from random import Random  # noqa: TID251  # seeded: the same run again
 
 import pytest
 
-from forebay.appends.producer_window import ANY_BEFORE, CLIENT_IDS, NONE_BEFORE, ProducerWindow
+from forebay.appends.producer_window import ANY_BEFORE, KEY_IDS, NONE_BEFORE, ROUTER_IDS, ProducerWindow
 from forebay.errors import Conflict
 from forebay.format.control.frames import WindowEntry
 from tests.ledger import Ledger
@@ -69,18 +69,24 @@ def test_a_part_of_a_batch_follows_any_lower_sequence() -> None:
         window.expect(7, 20, ANY_BEFORE, 30)
 
 
-def test_clients_that_come_and_go_displace_no_router_and_routers_no_client() -> None:
+_PARTS = ((1, KEY_IDS - 1), (KEY_IDS, ROUTER_IDS - 1), (ROUTER_IDS, 2**64 - 1))
+"""First and last ids of clients, of hashed keys and of routers."""
+
+
+@pytest.mark.parametrize("number", range(3), ids=["clients", "keys", "routers"])
+def test_producers_of_one_kind_that_come_and_go_displace_none_of_another(number: int) -> None:
     window = ProducerWindow(producers_max=2, appends_max=3)
-    routers, clients = [CLIENT_IDS, 2**64 - 1], [CLIENT_IDS - 1, 1]
-    window.extend(WindowEntry(producer, 5, 1, 1, 0) for producer in routers)
-    window.extend(WindowEntry(producer, 0, 1, 1, 0) for producer in range(2, 50))
+    others = [producer for part in (*_PARTS[:number], *_PARTS[number + 1 :]) for producer in part]
+    window.extend(WindowEntry(producer, 5, 1, 1, 0) for producer in others)
+    first, _ = _PARTS[number]
+    window.extend(WindowEntry(producer, 0, 1, 1, 0) for producer in range(first, first + 50))
 
-    assert [window.last_sequence(producer) for producer in routers] == [5, 5]
+    assert [window.last_sequence(producer) for producer in others] == [5] * 4
+    assert window.producers == 6
 
-    window.extend(WindowEntry(producer, 6, 1, 1, 0) for producer in clients)
-    window.extend(WindowEntry(producer, 0, 1, 1, 0) for producer in range(CLIENT_IDS + 1, CLIENT_IDS + 50))
-    assert [window.last_sequence(producer) for producer in clients] == [6, 6]
-    assert window.producers == 4
+
+def _kind(producer: int) -> int:
+    return next(number for number, (first, last) in enumerate(_PARTS) if first <= producer <= last)
 
 
 class _Model:
@@ -103,7 +109,7 @@ class _Model:
 
     def add(self, producer: int, sequence: int, count: int, offset: int) -> None:
         self.appends[producer] = [*self.appends.pop(producer, []), (sequence, count, offset)]
-        part = [known for known in self.appends if (known < CLIENT_IDS) == (producer < CLIENT_IDS)]
+        part = [known for known in self.appends if _kind(known) == _kind(producer)]
         for silent in part[: -self.limits[0]]:
             del self.appends[silent]
 
@@ -133,7 +139,7 @@ def test_a_window_answers_as_a_model_does_also_after_it_is_restated(seed: int, l
     chance = Random(seed)
     window, model, offset = ProducerWindow(3, 4), _Model(3, 4), 0
     for _ in range(120):
-        producer = chance.randrange(1, 5) + chance.choice((0, CLIENT_IDS))
+        producer = chance.randrange(1, 5) + chance.choice((0, KEY_IDS, ROUTER_IDS))
         last = window.last_sequence(producer)
         sequence = chance.choice((0, chance.randrange(40), (last or 0) + chance.randrange(1, 5)))
         previous = chance.choice((None, ANY_BEFORE, NONE_BEFORE, last, last, chance.randrange(40)))

@@ -20,8 +20,10 @@ NONE_BEFORE: Final = -1
 """Named as the previous sequence: the producer has appended nothing to this shard."""
 ANY_BEFORE: Final = -2
 """Named as the previous sequence: any lower one, for a batch whose records fall into several partitions."""
-CLIENT_IDS: Final = 2**63
-"""Producers from this id on (routers, hashed keys) are remembered apart, so that clients never displace them."""
+KEY_IDS: Final = 2**63
+"""Producers from this id on stand for hashed keys. They are remembered apart, so that clients never displace them."""
+ROUTER_IDS: Final = 2**63 + 2**62
+"""Producers from this id on are routers, remembered apart once more: no number of keys displaces one."""
 
 
 class Producer:
@@ -86,15 +88,15 @@ def _continues(newest: WindowEntry, entry: WindowEntry) -> bool:
 class ProducerWindow:
     """(producer, sequence) → original offset for the most recent producers of a shard.
 
-    Two parts of `producers_max` producers each: ids below `CLIENT_IDS`, and those from there on. Each producer has at
-    most `appends_max` runs. Appends that follow one another in sequence and offset share a run; one behind left-out
+    Three parts of `producers_max` producers each: clients, hashed keys, routers. Each producer has at most
+    `appends_max` runs. Appends that follow one another in sequence and offset share a run; one behind left-out
     sequences, or behind records of others, begins a new one. So a producer costs about 2 KB at the least, and 160 bytes
     for each of its remembered appends at the most.
     """
 
     def __init__(self, producers_max: int, appends_max: int) -> None:
-        self._parts: tuple[OrderedDict[int, Producer], ...] = (OrderedDict(), OrderedDict())
-        """Clients, then routers and keys; in each the producer that has been silent longest first."""
+        self._parts: tuple[OrderedDict[int, Producer], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
+        """Clients, keys, routers; in each the producer that has been silent longest first."""
         self._producers_max = producers_max
         self._appends_max = appends_max
         self.is_partial = False
@@ -191,13 +193,18 @@ class ProducerWindow:
     def producers_to_forget(self, added: Collection[int]) -> Iterator[int]:
         """The producers that have been silent longest, of as many as go when these append."""
         for number, part in enumerate(self._parts):
-            new = sum(producer not in part for producer in added if producer // CLIENT_IDS == number)
+            new = sum(producer not in part for producer in added if _part_of(producer) == number)
             excess = len(part) + new - self._producers_max
             if new and excess > 0:
                 yield from islice((producer for producer in part if producer not in added), excess)
 
     def _part(self, producer: int) -> OrderedDict[int, Producer]:
-        return self._parts[producer // CLIENT_IDS]
+        return self._parts[_part_of(producer)]
+
+
+def _part_of(producer: int) -> int:
+    """Which part of a window remembers this producer."""
+    return (producer >= KEY_IDS) + (producer >= ROUTER_IDS)
 
 
 def _out_of_step(producer: int, sequence: int, previous: int, last: int) -> Conflict:

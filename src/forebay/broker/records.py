@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.aio.topic import AsyncTopic
+from forebay.appends.producer_window import KEY_IDS, ROUTER_IDS
 from forebay.broker.app import Broker
 from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.routes import Route
@@ -38,8 +39,6 @@ from forebay.wire.positions import parse_start
 if TYPE_CHECKING:
     import pyarrow as pa
 
-KEY_PRODUCERS: Final = 1 << 63
-"""Producers from here on are made of idempotency keys, and used by routers; clients choose from those below."""
 IDEMPOTENCY_KEY_CHARACTERS_MAX: Final = 256
 PAGE_RECORDS: Final = 10_000
 PAGE_BYTES: Final = 1024 * 1024
@@ -55,7 +54,7 @@ class AppendQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Where records go, who produces them, and the parts of a record whose value is the whole body."""
 
     partition: Annotated[int, Meta(ge=0, description="Left out: by key, or in turn.")] | None = None
-    producer: Annotated[int, Meta(ge=1, le=KEY_PRODUCERS - 1)] | None = None
+    producer: Annotated[int, Meta(ge=1, le=KEY_IDS - 1)] | None = None
     sequence: Annotated[int, Meta(ge=0)] | None = None
     previous: int | None = None
     key: str | None = None
@@ -178,7 +177,7 @@ def _producing(request: Request, query: AppendQuery) -> tuple[int | None, int | 
         raise Invalid(f"Idempotency-Key has {len(key)} characters; allowed: 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX}")
     # Of each principal by itself: no caller is answered with the append of another that chose the same text.
     digest = hashlib.blake2b(f"{request.principal.name}\n{key}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) | KEY_PRODUCERS, 0, None
+    return KEY_IDS + int.from_bytes(digest) % (ROUTER_IDS - KEY_IDS), 0, None
 
 
 # Read
