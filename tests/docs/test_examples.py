@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -16,6 +16,9 @@ from _pytest.mark import ParameterSet
 from forebay import Settings
 from forebay.spark.pipelines.checking import check_pipeline
 from forebay.spark.pipelines.parsing import load_pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _ROOT: Final = Path(__file__).parents[2]
 _PAGES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
@@ -55,7 +58,9 @@ def test_examples_of_a_page_run_in_order(
     names: dict[str, object] = {"__name__": "__main__"}
     if request.node.get_closest_marker("spark"):
         # The page's session is this one, as there is one in a process; a relative path starts where it was started.
-        monkeypatch.chdir(request.getfixturevalue("spark")._jvm.System.getProperty("user.dir"))
+        session = request.getfixturevalue("spark")
+        request.addfinalizer(lambda: _drop_views(session))
+        monkeypatch.chdir(session._jvm.System.getProperty("user.dir"))
     else:
         monkeypatch.chdir(tmp_path)
 
@@ -69,6 +74,13 @@ def test_examples_of_a_page_run_in_order(
         else:
             line = text.count("\n", 0, block.start(2))
             exec(compile("\n" * line + block[2], page.name, "exec"), names)
+
+
+def _drop_views(session: SparkSession) -> None:
+    """Views of a page's session end with its test, for the tests after it use the same session."""
+    for table in session.catalog.listTables():
+        if table.isTemporary:
+            session.catalog.dropTempView(table.name)
 
 
 def test_every_command_of_a_page_is_run() -> None:
