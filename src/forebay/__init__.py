@@ -63,6 +63,7 @@ if _typing.TYPE_CHECKING:
         RecordPage,
         SubscriptionLag,
     )
+    from forebay.routers import HeaderMatch, RouterRule, Routers, RouterSource, RouterSpec, RouterState, RouterStatus
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision
     from forebay.shard.history import ExportStatus
@@ -110,6 +111,7 @@ __all__ = [
     "Gap",
     "Group",
     "GroupOffset",
+    "HeaderMatch",
     "Indeterminate",
     "Invalid",
     "LATEST",
@@ -135,6 +137,12 @@ __all__ = [
     "RecoveryDecision",
     "Report",
     "Retained",
+    "RouterRule",
+    "RouterSource",
+    "RouterSpec",
+    "RouterState",
+    "RouterStatus",
+    "Routers",
     "Sample",
     "Settings",
     "ShardRef",
@@ -191,6 +199,15 @@ _HOMES = {
         "Record",
         "RecordPage",
         "SubscriptionLag",
+    ),
+    "forebay.routers": (
+        "HeaderMatch",
+        "RouterRule",
+        "RouterSource",
+        "RouterSpec",
+        "RouterState",
+        "RouterStatus",
+        "Routers",
     ),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision",),

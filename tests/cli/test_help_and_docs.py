@@ -45,7 +45,7 @@ def test_every_command_has_examples_and_the_common_options(path: tuple[str, ...]
     assert result.exit_code == 0
     assert "Examples:" in result.stdout and f"forebay {' '.join(path)}" in result.stdout
     assert all(option in result.stdout for option in ("--data", "--settings", "--set", "--log-format", "--verbose"))
-    assert set(COMMON) < {parameter.name for parameter in command.params}
+    assert set(COMMON) <= {parameter.name for parameter in command.params}
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])

@@ -17,6 +17,7 @@ from forebay.cli.invocation import DIRECTORY_VARIABLE
 from forebay.format.metadata.keys import token_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Put
+from forebay.routers import Routers
 from forebay.service.principals import AccessScope
 from forebay.service.tokens import AccessToken
 from forebay.settings import Settings
@@ -54,6 +55,13 @@ WORDS: Final = {
     "group show": "readers",
     "group reset": "readers shop/orders --to earliest",
     "group delete": "readers --yes",
+    "router create": "copies shop/orders --to shop/copies",
+    "router alter": "copying --tag eu",
+    "router pause": "copying",
+    "router resume": "copying",
+    "router delete": "copying --yes",
+    "router list": "",
+    "router status": "copying",
     "token create": "billing --scope read --topics shop/",
     "token list": "",
     "token revoke": "0123456789abcdef",
@@ -97,6 +105,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     with forebay.open(str(root / "data"), {"wal": {"free_bytes_min": 0}}) as log:
         log.create_topic("shop/orders").append_many([b"1", b"2"], keys=[b"k", b"l"])
+        log.create_topic("shop/copies")
+        Routers(log).create("copying", sources=["shop/orders"], destination="shop/copies")
         log.create_topic("shop/sealed")
         log.seal_topic("shop/sealed")
         log.group("readers").commit("shop/orders", 1)
@@ -117,8 +127,8 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_command_is_tried() -> None:
-    # A move names two directories, a server runs until it is stopped, and looks at one have no directory.
-    apart = ["conformance", "serve", "top", "topic move"]
+    # A move names two directories, servers and routers run until they are stopped, looks at a server have no directory.
+    apart = ["conformance", "router run", "serve", "top", "topic move"]
     assert sorted([*WORDS, *ON_SPARK, *apart]) == sorted(" ".join(path) for path, _ in COMMANDS)
 
 

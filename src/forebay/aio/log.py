@@ -205,6 +205,11 @@ class AsyncLog:
         """See `Storage.loads_of`."""
         return AsyncLoads(self._log.loads_of(name), self._workers)
 
+    @property
+    def blocking(self) -> Storage:
+        """The same log for threads. Its calls wait: never make one in the event loop."""
+        return self._log
+
     def group(self, name: str) -> AsyncGroup:
         """See `Storage.group`."""
         return AsyncGroup(self._log.group(name), self._workers)

@@ -29,6 +29,7 @@ from forebay.clock import SystemClock
 from forebay.directory import IN_MEMORY
 from forebay.errors import Unavailable
 from forebay.lifecycle import StopSignals
+from forebay.routers import Routers
 from forebay.service.placement import Alone
 from forebay.service.quotas import Quotas
 from forebay.service.service import Service
@@ -116,8 +117,12 @@ class BrokerRun:
             watching += [self._listening, asyncio.create_task(self.certificate.run())]
         on_bound(url_of(bound, self._settings.server))
         try:
-            async with AsyncLog(self._path, self._settings, commits_in_loop=True) as log, self._tokens(log) as tokens:
-                recovering = asyncio.create_task(self._recover(log, tokens))
+            async with (
+                AsyncLog(self._path, self._settings, commits_in_loop=True) as log,
+                self._tokens(log) as tokens,
+                self._routers(log) as routers,
+            ):
+                recovering = asyncio.create_task(self._recover(log, tokens, routers))
                 await asyncio.wait((recovering, serving), return_when=asyncio.FIRST_COMPLETED)
                 if recovering.done():
                     # Raises what kept all shards closed; single ones only degrade the broker.
@@ -150,7 +155,16 @@ class BrokerRun:
         finally:
             await asyncio.to_thread(tokens.close)
 
-    async def _recover(self, log: AsyncLog, tokens: TokenBook | None) -> None:
+    @asynccontextmanager
+    async def _routers(self, log: AsyncLog) -> AsyncIterator[Routers]:
+        """The routers of the log. They are started once it is recovered, and stop before it is closed."""
+        routers = Routers(log.blocking, clock=self._clock)
+        try:
+            yield routers
+        finally:
+            await asyncio.to_thread(routers.stop)
+
+    async def _recover(self, log: AsyncLog, tokens: TokenBook | None, routers: Routers) -> None:
         _, recovered = await asyncio.gather(
             asyncio.to_thread(bodies.load_arrow), log.recover(self.broker.note_progress)
         )
@@ -159,6 +173,7 @@ class BrokerRun:
         quotas = Quotas(self._settings.server, self._clock)
         service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens)
         self.broker.become_ready(service, recovered)
+        await asyncio.to_thread(routers.start)
         logger.info("ready: %d shards are open, %d are degraded", recovered.opened, len(recovered.failed))
 
 

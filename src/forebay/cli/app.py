@@ -16,6 +16,7 @@ from forebay.cli import (
     lookups,
     pipelines,
     produce,
+    routers,
     serving,
     shards,
     tokens,
@@ -93,6 +94,7 @@ app.add_typer(topics.app, name="topic")
 app.add_typer(shards.app, name="shard")
 app.add_typer(lookups.app, name="records")
 app.add_typer(groups.app, name="group")
+app.add_typer(routers.app, name="router")
 app.add_typer(tokens.app, name="token")
 app.add_typer(pipelines.app, name="pipeline")
 produce.register(app)

@@ -165,3 +165,18 @@ def tokens_prefix(*, prefix: str = PREFIX) -> str:
 def token_key(token_id: str, *, prefix: str = PREFIX) -> str:
     """A token of a caller of a server."""
     return f"{tokens_prefix(prefix=prefix)}{token_id}"
+
+
+def routers_prefix(*, prefix: str = PREFIX) -> str:
+    """All routers."""
+    return f"{prefix}/routers/"
+
+
+def router_key(name: str, *, prefix: str = PREFIX) -> str:
+    """The definition of a router."""
+    return f"{routers_prefix(prefix=prefix)}{name}"
+
+
+def routes_key(*, prefix: str = PREFIX) -> str:
+    """Changes with every router, so that two that are created at once cannot close a circle."""
+    return f"{prefix}/routes"

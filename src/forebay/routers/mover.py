@@ -1,0 +1,240 @@
+"""Moves the records of one partition of a source into the destination of a router: each once, whatever crashes.
+
+The destination remembers for the mover what has arrived: a mover is an idempotent producer whose sequence is the offset
+in the source, and each append names the sequence before it in that partition. A mover that starts asks every partition
+of the destination for the last sequence it has, reads the source from its cursor on and leaves out what has arrived.
+The cursor is only a place to begin: everything below it is durable in the destination.
+
+By which rule and for how many partitions records are routed is noted beside the cursor, for a record that is routed
+again must find the same place. A new rule, or a new number of partitions, takes effect at an offset that is stored
+before the first record is routed by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from forebay.aio.topic import AsyncTopic
+from forebay.aio.workers import Workers
+from forebay.appends.producer_window import NONE_BEFORE, ROUTER_IDS
+from forebay.errors import Corrupt
+from forebay.format.frame.batch import Batch
+from forebay.live import PolledPage, poll
+from forebay.records import EARLIEST, Gap, Reason, Record
+from forebay.routers.book import note_of, parse_note
+from forebay.routers.rules import RoutedRecords, RouterRule, RouterSpec, routed
+from forebay.settings import Settings
+from forebay.storage import Topic
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS: Final = 1.0
+"""A mover that waits for records looks so often whether its rule or the destination has changed."""
+END_SECONDS: Final = 5.0
+"""So long a mover that is to end waits for the answers to its last appends."""
+CURSOR_SECONDS: Final = 1.0
+"""So often a mover that is busy stores how far it has come."""
+
+
+@dataclass(slots=True)
+class MoverCounts:
+    """What a mover has done since its router was started in this process."""
+
+    routed: int = 0
+    left_out: int = 0
+    """Records that the rule does not take."""
+    lost: dict[Reason, int] = field(default_factory=dict)
+    """Offsets that the source has no readable record for, by the reason."""
+
+
+class _Way(NamedTuple):
+    """How records are routed: by a rule, into so many partitions."""
+
+    version: int
+    rule: RouterRule
+    partitions: int
+
+
+class _Sent(NamedTuple):
+    """Records below `stop` have arrived in the destination; there they end at these offsets."""
+
+    stop: int
+    ends: dict[int, int]
+
+
+class Mover:
+    """Moves one partition of a source, in one event loop. Made for one run: after an error, make another."""
+
+    def __init__(
+        self,
+        router: RouterSpec,
+        source: Topic,
+        destination: Topic,
+        partition: int,
+        *,
+        workers: Workers,
+        settings: Settings,
+        counts: MoverCounts,
+    ) -> None:
+        self.router = router
+        """The definition to go by; a later one may be put here at any time."""
+        self._topic = source
+        self._source = AsyncTopic(source, settings, workers)
+        self._destination = AsyncTopic(destination, settings, workers)
+        self._partition = partition
+        self._reader = self._source.reader(router.reader)
+        self._producer = producer_of(router, source.spec.topic_id, partition)
+        self._workers = workers
+        self._counts = counts
+        self._position = 0
+        """Records below were read and have arrived, or are left out."""
+        self._arrived: dict[int, int] = {}
+        """By partition of the destination, the last offset of the source that it has got something from."""
+        self._sent: deque[_Sent] = deque()
+        """What has arrived since the cursor was stored."""
+        self._noted_at = 0.0
+
+    async def run(self) -> None:
+        """Move records until it is cancelled. Raises what keeps it from going on; then nothing is lost or doubled."""
+        way = await self._begin()
+        while True:
+            newest = self._newest()
+            # Where an earlier run has come further than the cursor, records up to there went the old way.
+            old_way_stop = max(self._arrived.values(), default=-1) + 1
+            if newest != way and self._position >= old_way_stop:
+                await self._switch(newest)
+                way = newest
+            page = await poll(
+                self._workers.feeds,
+                self._topic,
+                self._partition,
+                self._position,
+                Batch.records,
+                wait_seconds=WAIT_SECONDS,
+            )
+            await self._move(page if newest == way else _below(page, old_way_stop), way)
+            if page.caught_up or self._seconds() - self._noted_at > CURSOR_SECONDS:
+                await self.note_cursor(way)
+
+    async def _begin(self) -> _Way:
+        """Find out how far an earlier run has come, and by which rule it went."""
+        self._noted_at = self._seconds()
+        cursor = await self._reader.offset(self._partition)
+        if cursor is None:
+            # A partition that was added to the source: everything in it is new.
+            way = self._newest()
+            self._position = await self._reader.reset(EARLIEST, self._partition, note_of(way.version, way.partitions))
+        else:
+            self._position = cursor
+            way = self._way(*parse_note(await self._reader.note(self._partition)))
+        for place in range(self._destination.partitions):
+            last = await self._destination.last_sequence(self._producer, place)
+            if last is not None:
+                self._arrived[place] = last
+        return way
+
+    def _newest(self) -> _Way:
+        """How a record that comes now is to be routed."""
+        return self._way(self.router.version, self._destination.partitions)
+
+    def _way(self, version: int, partitions: int) -> _Way:
+        rule = self.router.rule_of(version)
+        if rule is None:
+            raise Corrupt(
+                f"router {self.router.name} has no rule {version}, by which {self._source.name}[{self._partition}] was "
+                "routed last: delete the router and create it again"
+            )
+        return _Way(version, rule, partitions)
+
+    async def _switch(self, way: _Way) -> None:
+        """Route the records from here on another way. Commit point: the cursor is stored with the new note."""
+        await self._destination.flush()
+        self._sent.clear()
+        await self._reader.reset(self._position, self._partition, note_of(way.version, way.partitions))
+
+    async def _move(self, page: PolledPage[Record], way: _Way) -> None:
+        """Append what the rule takes of a page, to all partitions at once, and wait until it has arrived."""
+        parts, left_out = routed(way.rule, page.rows, way.partitions, self._arrived)
+        appending = asyncio.gather(
+            *(self.append_part(place, part) for place, part in parts.items()), return_exceptions=True
+        )
+        try:
+            answers = await asyncio.shield(appending)
+        except asyncio.CancelledError:
+            # What is queued arrives all the same, and its answer needs this loop.
+            await asyncio.wait([appending], timeout=END_SECONDS)
+            raise
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        self._counts.left_out += left_out
+        for gap in page.gaps:
+            self._count_gap(gap)
+        if page.next > self._position:
+            self._position = page.next
+            ends = dict(answer for answer in answers if not isinstance(answer, BaseException))
+            self._sent.append(_Sent(page.next, ends))
+
+    async def append_part(self, place: int, part: RoutedRecords) -> tuple[int, int]:
+        """Append records to one partition of the destination; the partition, and where they end in it."""
+        offsets = await self._destination.append_many(
+            part.values,
+            keys=part.keys,
+            tags=part.tags,
+            headers=part.headers,
+            timestamps=part.timestamps,
+            partition=place,
+            producer=self._producer,
+            sequence=part.last,
+            previous=self._arrived.get(place, NONE_BEFORE),
+        )
+        self._arrived[place] = part.last
+        self._counts.routed += len(part.values)
+        return place, offsets[-1] + 1
+
+    def _count_gap(self, gap: Gap) -> None:
+        if gap.reason is Reason.SKIPPED:
+            return
+        lost = self._counts.lost
+        lost[gap.reason] = lost.get(gap.reason, 0) + gap.stop - gap.start
+        logger.warning(
+            "router %s finds no records at %s[%d] %s; it goes on behind them",
+            self.router.name,
+            self._source.name,
+            self._partition,
+            gap,
+        )
+
+    async def note_cursor(self, way: _Way) -> None:
+        """Store how far everything is durable in the destination: a later run begins there."""
+        self._noted_at = self._seconds()
+        places = {place for sent in self._sent for place in sent.ends}
+        durable = {place: (await self._destination.offsets(place)).durable for place in places}
+        done = None
+        while self._sent and all(durable[place] >= end for place, end in self._sent[0].ends.items()):
+            done = self._sent.popleft().stop
+        if done is not None:
+            note = note_of(way.version, way.partitions)
+            await self._reader.ack_up_to(done, self._partition, note, ack="cached")
+
+    def _seconds(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _below(page: PolledPage[Record], stop: int) -> PolledPage[Record]:
+    """The part of the page below `stop`, with a gap that begins there as a whole."""
+    gaps = [gap for gap in page.gaps if gap.start < stop]
+    rows = [record for record in page.rows if record.offset < stop]
+    return page._replace(rows=rows, gaps=gaps, next=min(page.next, max([stop, *(gap.stop for gap in gaps)])))
+
+
+def producer_of(router: RouterSpec, source_id: str, partition: int) -> int:
+    """The producer that a router is in its destination, for one partition of a source."""
+    text = f"{router.router_id}/{source_id}/{partition}"
+    drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return ROUTER_IDS + drawn % (2**64 - ROUTER_IDS)

@@ -1,0 +1,245 @@
+"""Routers as a program uses them: `Routers(log)` defines them, runs them and says how they fare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from forebay.clock import Clock, SystemClock
+from forebay.errors import ForebayError, Invalid, UnknownTopic
+from forebay.records import LATEST, Position
+from forebay.routers.book import RouterBook
+from forebay.routers.rules import KEEP_KEY, HeaderMatch, RouterRule, RouterSource, RouterSpec
+from forebay.routers.running import MovedState, RouterRunner
+from forebay.storage import Storage
+from forebay.topics import TopicName
+
+
+class RouterState(StrEnum):
+    """What a router does."""
+
+    RUNNING = "running"
+    """This process moves its records."""
+    DEFINED = "defined"
+    """It is not paused, and this process does not run routers."""
+    PAUSED = "paused"
+    FAILING = "failing"
+    """It waits and tries again; `failures` says why."""
+    SOURCE_DELETED = "source_deleted"
+    """A topic that it reads was deleted: nothing more comes from there."""
+    DESTINATION_DELETED = "destination_deleted"
+    """The topic that it fills was deleted: it has stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStatus:
+    """How a router fares. The counts are those of this process since it began to run routers."""
+
+    router: RouterSpec
+    state: RouterState
+    lag: int | None
+    """Offsets of the sources that are not routed yet, as far as is stored; `None` where this process cannot ask."""
+    routed: int
+    left_out: int
+    """Records that the rule does not take."""
+    lost: dict[str, int] = field(default_factory=dict)
+    """Offsets for which the sources have no readable record any more, by the reason."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """By partition, as `shop/orders[3]`, what keeps it waiting."""
+
+
+class Routers:
+    """The routers of a log: rules that move records from topics to a topic, each once. Safe for concurrent use.
+
+    Definitions are stored for all processes. A process that calls `start` runs all of them: it should be the one that
+    owns the topics.
+    """
+
+    def __init__(self, log: Storage, *, clock: Clock | None = None) -> None:
+        self._log = log
+        self._book = RouterBook(log, clock or SystemClock())
+        self._runner = RouterRunner(log, self._book)
+
+    def create(
+        self,
+        name: str,
+        *,
+        sources: Iterable[str | TopicName],
+        destination: str | TopicName,
+        start: Position = LATEST,
+        tags: Iterable[str] = (),
+        key_prefix: bytes = b"",
+        headers: Mapping[str, bytes | None] | None = None,
+        key: str = KEEP_KEY,
+        set_headers: Mapping[str, bytes] | None = None,
+        remove_headers: Iterable[str] = (),
+    ) -> RouterSpec:
+        """Define a router: from now on, or from `start` on, records of the sources go to the destination, each once.
+
+        It takes a record that has one of `tags`, a key that begins with `key_prefix`, and every header of `headers`
+        (with `None` any value will do); what is left out is no condition. `key` says what becomes the key: `keep`,
+        `none`, `tag` or `header:NAME`. `Conflict` if there is a router of this name, `Invalid` if records could come
+        back to where they came from.
+        """
+        rule = rule_of(tags, key_prefix, headers, key, set_headers, remove_headers)
+        router = self._book.create(name, _listed(sources), destination, rule, start=start)
+        self._runner.look_soon()
+        return router
+
+    def alter(
+        self,
+        name: str,
+        *,
+        tags: Iterable[str] = (),
+        key_prefix: bytes = b"",
+        headers: Mapping[str, bytes | None] | None = None,
+        key: str = KEEP_KEY,
+        set_headers: Mapping[str, bytes] | None = None,
+        remove_headers: Iterable[str] = (),
+    ) -> RouterSpec:
+        """Give a router a new rule, as a whole, for the records that it routes from now on."""
+        return self._changed(
+            self._book.alter(name, rule_of(tags, key_prefix, headers, key, set_headers, remove_headers))
+        )
+
+    def pause(self, name: str) -> RouterSpec:
+        """Have a router wait, in every process."""
+        return self._changed(self._book.pause(name))
+
+    def resume(self, name: str) -> RouterSpec:
+        """Have a router go on where it stopped."""
+        return self._changed(self._book.resume(name))
+
+    def delete(self, name: str) -> None:
+        """Remove a router. What it has routed stays."""
+        router = self._book.delete(name)
+        self._runner.look_soon()
+        if router is not None:
+            # A mover that still runs would store its cursor once more.
+            self._runner.wait_for_end(router)
+            self._book.forget_cursors(router)
+
+    def all(self) -> list[RouterSpec]:
+        """Every router, by name."""
+        return self._book.all()
+
+    def get(self, name: str) -> RouterSpec:
+        """The router of this name; `Invalid` if there is none."""
+        return self._book.get(name)
+
+    def status(self, name: str) -> RouterStatus:
+        """How a router fares."""
+        return self._status(self._book.get(name))
+
+    def statuses(self) -> list[RouterStatus]:
+        """How every router fares, by name."""
+        return [self._status(router) for router in self._book.all()]
+
+    def moving(self, name: str) -> list[str]:
+        """The partitions, as `shop/orders[3]`, whose records this process moves now by the router."""
+        states = self._runner.states(self._book.get(name)) or {}
+        return [f"{topic}[{number}]" for (topic, number), state in sorted(states.items()) if state.is_moving]
+
+    def start(self) -> None:
+        """Run the routers in this process, in the background, until `stop` or the end of the log."""
+        if self._log.read_only:
+            raise Invalid("routers write into topics, and this log is opened read-only: open it as its owner")
+        self._runner.start()
+
+    def stop(self) -> None:
+        """Run no routers any more; what they have routed stays, and `start` goes on there."""
+        self._runner.stop()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the routers until the block ends."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def _changed(self, router: RouterSpec) -> RouterSpec:
+        self._runner.look_soon()
+        return router
+
+    def _status(self, router: RouterSpec) -> RouterStatus:
+        states = self._runner.states(router)
+        moved = list((states or {}).values())
+        lost: dict[str, int] = {}
+        for part in moved:
+            for reason, count in part.counts.lost.copy().items():
+                lost[reason.name.lower()] = lost.get(reason.name.lower(), 0) + count
+        failures = {
+            f"{topic}[{number}]": part.failure
+            for (topic, number), part in (states or {}).items()
+            if part.failure is not None
+        }
+        return RouterStatus(
+            router=router,
+            state=self._state(router, None if states is None else moved),
+            lag=self._lag(router),
+            routed=sum(part.counts.routed for part in moved),
+            left_out=sum(part.counts.left_out for part in moved),
+            lost=lost,
+            failures=failures,
+        )
+
+    def _state(self, router: RouterSpec, moved: list[MovedState] | None) -> RouterState:
+        """What it does, the worst first."""
+        if not self._is_there(router.destination, router.destination_id):
+            return RouterState.DESTINATION_DELETED
+        if not all(self._is_there(source.topic, source.topic_id) for source in router.sources):
+            return RouterState.SOURCE_DELETED
+        if router.is_paused:
+            return RouterState.PAUSED
+        if moved is None:
+            return RouterState.DEFINED
+        return RouterState.FAILING if any(part.failure is not None for part in moved) else RouterState.RUNNING
+
+    def _is_there(self, name: str, topic_id: str) -> bool:
+        try:
+            return self._log.topic(name).spec.topic_id == topic_id
+        except UnknownTopic:
+            return False
+
+    def _lag(self, router: RouterSpec) -> int | None:
+        try:
+            return sum(self._source_lag(router, source) for source in router.sources)
+        except ForebayError:
+            return None
+
+    def _source_lag(self, router: RouterSpec, source: RouterSource) -> int:
+        if not self._is_there(source.topic, source.topic_id):
+            return 0
+        topic = self._log.topic(source.topic)
+        reader = topic.reader(router.reader)
+        ends = {partition: topic.offsets(partition).next for partition in range(topic.partitions)}
+        return sum(max(0, end - (reader.offset(partition) or 0)) for partition, end in ends.items())
+
+
+def rule_of(
+    tags: Iterable[str],
+    key_prefix: bytes,
+    headers: Mapping[str, bytes | None] | None,
+    key: str,
+    set_headers: Mapping[str, bytes] | None,
+    remove_headers: Iterable[str],
+) -> RouterRule:
+    """The rule that these arguments say."""
+    return RouterRule(
+        tags=tuple(_listed(tags)),
+        key_prefix=key_prefix,
+        headers=tuple(HeaderMatch(name, value) for name, value in (headers or {}).items()),
+        key=key,
+        set_headers=tuple((set_headers or {}).items()),
+        remove_headers=tuple(_listed(remove_headers)),
+    )
+
+
+def _listed(many: Iterable[str | TopicName]) -> list[str]:
+    if isinstance(many, str | TopicName):
+        raise Invalid(f"{str(many)!a:.80} stands where a list of names belongs: write it in brackets")
+    return [str(one) for one in many]

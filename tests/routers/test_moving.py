@@ -1,0 +1,416 @@
+"""Routers that run in a log: every record that the rule takes arrives once, whatever happens between."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forebay
+from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
+from forebay.records import EARLIEST, LATEST
+from forebay.routers import Routers, RouterState
+from forebay.routers.mover import Mover
+from forebay.storage import Storage, Topic
+from forebay.testing.inside import inside
+from tests.support.waiting import until
+
+
+@contextmanager
+def _running(log: Storage) -> Iterator[Routers]:
+    routers = Routers(log)
+    with routers.running():
+        yield routers
+
+
+def _values(topic: Topic) -> list[bytes]:
+    """What the topic has, sorted: partitions are read one after another."""
+    return sorted(record.value or b"" for record in topic.read())
+
+
+def _arrived(topic: Topic, count: int) -> list[bytes]:
+    until(lambda: len(_values(topic)) >= count)
+    return _values(topic)
+
+
+def _numbers(*ranges: range) -> list[bytes]:
+    return sorted(b"%04d" % number for one in ranges for number in one)
+
+
+def _fill(topic: Topic, numbers: range, **options: Any) -> None:
+    for number in numbers:
+        topic.append(b"%04d" % number, key=b"k%d" % (number % 17), tag="even" if number % 2 == 0 else "odd", **options)
+
+
+def test_records_before_and_after_the_start_arrive_with_all_their_fields(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source = log.create_topic("shop/orders", partitions=3)
+        target = log.create_topic("shop/paid", partitions=2)
+        source.append(b"0", key=b"k", tag="paid", headers={"h": b"1", "x": b"2"}, timestamp=77, partition=1)
+        source.append(b"1", tag="open")
+
+        routers.create(
+            "paid",
+            sources=["shop/orders"],
+            destination="shop/paid",
+            start=EARLIEST,
+            tags=["paid"],
+            set_headers={"by": b"paid"},
+            remove_headers=["x"],
+        )
+        source.append(None, key=b"", tag="paid", timestamp=78)
+
+        assert len(_arrived(target, 2)) == 2
+        found = {record.timestamp: record for record in target.read()}
+        assert (found[77].key, found[77].value, found[77].tag) == (b"k", b"0", "paid")
+        assert found[77].headers == (("h", b"1"), ("by", b"paid"))
+        assert (found[78].key, found[78].value) == (b"", None)
+
+
+def test_a_router_begins_at_the_end_if_nothing_else_is_said(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        source, target = log.create_topic("a"), log.create_topic("b")
+        _fill(source, range(5))
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b")
+        # Before any process runs it, and after it was defined.
+        _fill(source, range(5, 8))
+        with routers.running():
+            assert _arrived(target, 3) == _numbers(range(5, 8))
+
+
+def test_order_is_kept_within_a_key(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source, target = log.create_topic("a", partitions=4), log.create_topic("b", partitions=3)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        _fill(source, range(600))
+        _arrived(target, 600)
+
+        by_key: dict[bytes | None, list[bytes | None]] = {}
+        for record in target.read():
+            by_key.setdefault(record.key, []).append(record.value)
+        assert len(by_key) == 17
+        assert all(values == sorted(values, key=lambda value: value or b"") for values in by_key.values())
+
+
+def test_a_router_that_is_stopped_and_started_again_doubles_nothing(tmp_path: Path) -> None:
+    for turn in range(4):
+        with forebay.open(tmp_path) as log:
+            source = log.create_topic("a", partitions=2, exist_ok=True)
+            target = log.create_topic("b", partitions=3, exist_ok=True)
+            routers = Routers(log)
+            if turn == 0:
+                routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+            for part in range(3):
+                routers.start()
+                _fill(source, range(turn * 90 + part * 30, turn * 90 + part * 30 + 30))
+                if part == 1:
+                    routers.stop()
+            routers.start()
+            assert _arrived(target, (turn + 1) * 90) == _numbers(range((turn + 1) * 90))
+            routers.stop()
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync", "memory"])
+def test_what_arrived_is_known_to_the_destination_also_without_a_cursor(
+    tmp_path: Path, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*arguments: object) -> None:
+        """The process dies before any cursor is stored."""
+
+    monkeypatch.setattr(Mover, "note_cursor", never)
+    with forebay.open(tmp_path) as log:
+        source = log.create_topic("a", partitions=2)
+        target = log.create_topic("b", partitions=3, durability=durability)
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        for turn in range(3):
+            with routers.running():
+                _fill(source, range(turn * 40, turn * 40 + 40))
+                assert _arrived(target, turn * 40 + 40) == _numbers(range(turn * 40 + 40))
+        assert routers.status("r").lag == 120
+
+
+def test_other_producers_between_two_records_do_not_make_the_router_forget(tmp_path: Path) -> None:
+    settings = {"wal": {"producers_max": 16}}
+    with forebay.open(tmp_path, settings) as log:
+        source, target = log.create_topic("a"), log.create_topic("b")
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        with routers.running():
+            _fill(source, range(3))
+            _arrived(target, 3)
+        for producer in range(1, 200):
+            target.append(b"9999", producer=producer, sequence=0)
+            target.append(b"9999", producer=2**63 + producer, sequence=0)
+        routers_again = Routers(log)
+        with routers_again.running():
+            _fill(source, range(3, 6))
+            found = Counter(_arrived(target, 6 + 398))
+        assert found == Counter([*_numbers(range(6)), *[b"9999"] * 398])
+
+
+def test_partitions_that_are_added_to_either_topic_are_used(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source, target = log.create_topic("a"), log.create_topic("b")
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        _fill(source, range(100))
+        _arrived(target, 100)
+
+        log.alter_topic("b", partitions=4)
+        log.alter_topic("a", partitions=3)
+        _fill(source, range(100, 300))
+        assert _arrived(target, 300) == _numbers(range(300))
+        # Once the move to the new number is stored, later records are spread by it.
+        until(lambda: log.topic("a").reader(routers.get("r").reader).note(0) == "1 4")
+        _fill(source, range(300, 400))
+        assert _arrived(target, 400) == _numbers(range(400))
+        assert all(target.offsets(number).next > 0 for number in range(4))
+
+
+def test_partitions_added_while_nothing_is_noted_double_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*arguments: object) -> None:
+        """The process dies before any cursor is stored."""
+
+    with forebay.open(tmp_path) as log:
+        source, target = log.create_topic("a"), log.create_topic("b", partitions=2)
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        with monkeypatch.context() as patched:
+            patched.setattr(Mover, "note_cursor", never)
+            with routers.running():
+                _fill(source, range(60))
+                _arrived(target, 60)
+        log.alter_topic("b", partitions=7)
+        _fill(source, range(60, 90))
+        with routers.running():
+            assert _arrived(target, 90) == _numbers(range(90))
+
+
+def test_a_new_rule_holds_from_the_next_record_on_also_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*arguments: object) -> None:
+        """The process dies before any cursor is stored."""
+
+    with forebay.open(tmp_path) as log:
+        source, target = log.create_topic("a"), log.create_topic("b", partitions=3)
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST, tags=["even"])
+        with monkeypatch.context() as patched:
+            patched.setattr(Mover, "note_cursor", never)
+            with routers.running():
+                _fill(source, range(60))
+                _arrived(target, 30)
+        # Everything is routed again, by the old rule up to where it had come and by the new one from there on.
+        routers.alter("r", tags=["odd"], key="tag")
+        _fill(source, range(60, 80))
+        with routers.running():
+            found = _arrived(target, 41)
+        # The last that had arrived is 58; that 59 was left out is stored nowhere.
+        assert found == _numbers(range(0, 60, 2), range(59, 80, 2))
+        assert len(routers.get("r").rules) == 2
+        # Once the switch is stored the old rule is of no use any more.
+        routers.alter("r", tags=["even"])
+        assert [rule.tags for rule in routers.get("r").rules] == [("odd",), ("even",)]
+
+
+def test_one_source_fans_out_and_many_fan_in(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        sources = [log.create_topic(name, partitions=2) for name in ("a", "b", "c")]
+        even, all_of_them = log.create_topic("even"), log.create_topic("all", partitions=2)
+        routers.create("in", sources=["a", "b", "c"], destination="all", start=EARLIEST)
+        routers.create("out", sources=["a"], destination="even", start=EARLIEST, tags=["even"])
+        for number, source in enumerate(sources):
+            _fill(source, range(number * 50, number * 50 + 50))
+
+        assert _arrived(all_of_them, 150) == _numbers(range(150))
+        assert _arrived(even, 25) == _numbers(range(0, 50, 2))
+        until(lambda: routers.status("out").left_out == 25)
+        until(lambda: [status.lag for status in routers.statuses()] == [0, 0])
+        assert routers.status("in").routed == 150
+
+
+def test_a_chain_of_routers_moves_on_what_it_gets(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source = log.create_topic("a")
+        log.create_topic("b", partitions=3)
+        end = log.create_topic("c")
+        routers.create("first", sources=["a"], destination="b", start=EARLIEST)
+        routers.create("second", sources=["b"], destination="c", start=EARLIEST, key="none")
+        _fill(source, range(200))
+
+        assert _arrived(end, 200) == _numbers(range(200))
+        assert {record.key for record in end.read()} == {None}
+
+
+def test_circles_are_refused_also_when_two_are_closed_at_once(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        for name in "abc":
+            log.create_topic(name)
+        routers = Routers(log)
+        with pytest.raises(Invalid, match="circle"):
+            routers.create("self", sources=["a"], destination="a")
+        routers.create("ab", sources=["a"], destination="b")
+
+        outcomes: list[str] = []
+        both = threading.Barrier(2)
+
+        def create(name: str, source: str, destination: str) -> None:
+            both.wait()
+            try:
+                Routers(log).create(name, sources=[source], destination=destination)
+                outcomes.append("created")
+            except Invalid as error:
+                outcomes.append("circle" if "circle" in str(error) else str(error))
+
+        threads = [
+            threading.Thread(target=create, args=["bc", "b", "c"]),
+            threading.Thread(target=create, args=["ca", "c", "a"]),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(outcomes) == ["circle", "created"]
+
+
+def test_pause_resume_and_delete(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source, target = log.create_topic("a"), log.create_topic("b")
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        _fill(source, range(10))
+        _arrived(target, 10)
+
+        assert routers.pause("r").is_paused
+        assert routers.pause("r").is_paused, "a second time is fine"
+        until(lambda: not routers.moving("r"))
+        _fill(source, range(10, 20))
+        assert routers.status("r").state is RouterState.PAUSED
+        routers.resume("r")
+        assert _arrived(target, 20) == _numbers(range(20))
+        assert routers.status("r").state is RouterState.RUNNING
+
+        routers.delete("r")
+        with pytest.raises(Invalid, match="there is no router"):
+            routers.status("r")
+        with pytest.raises(Invalid, match="there is no router"):
+            routers.delete("r")
+        assert log.groups() == [], "its cursors are gone too"
+        # A later one of the same name begins by itself.
+        routers.create("r", sources=["a"], destination="b", start=LATEST)
+        _fill(source, range(20, 25))
+        assert _arrived(target, 25) == _numbers(range(25))
+
+
+@pytest.mark.parametrize("which", ["source", "destination"])
+def test_a_deleted_topic_stops_its_router_with_a_named_state(tmp_path: Path, which: str) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source, target = log.create_topic("a"), log.create_topic("b")
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        _fill(source, range(3))
+        _arrived(target, 3)
+
+        name = "a" if which == "source" else "b"
+        log.delete_topic(name)
+        assert routers.status("r").state == f"{which}_deleted"
+        # A later topic of the name is another one: nothing goes there.
+        again = log.create_topic(name)
+        if which == "destination":
+            _fill(source, range(3, 6))
+        assert routers.status("r").state == f"{which}_deleted"
+        until(lambda: not routers.moving("r"))
+        assert _values(again) == []
+
+
+def test_gaps_of_the_source_are_counted_and_the_router_goes_on(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        source, target = log.create_topic("a", cap_records=10), log.create_topic("b")
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        _fill(source, range(40))
+        inside(log).workers.limits.step()
+        assert source.offsets().evict_floor == 30
+        with routers.running():
+            assert _arrived(target, 10) == _numbers(range(30, 40))
+            until(lambda: routers.status("r").lost == {"cap": 30})
+
+
+def test_a_destination_that_is_full_holds_the_router_up_and_loses_nothing(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source = log.create_topic("a")
+        target = log.create_topic("b", cap_records=20, on_full="reject_new")
+        other = log.create_topic("c")
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        routers.create("free", sources=["a"], destination="c", start=EARLIEST)
+        for number in range(50):
+            _fill(source, range(number, number + 1))
+            if number < 20:
+                _arrived(target, number + 1)
+
+        until(lambda: routers.status("r").state is RouterState.FAILING)
+        assert "b[0]" in "".join(routers.status("r").failures.values())
+        assert _arrived(other, 50) == _numbers(range(50)), "one router that waits holds up no other"
+        log.alter_topic("b", cap_records=100)
+        assert _arrived(target, 50) == _numbers(range(50))
+        until(lambda: routers.status("r").state is RouterState.RUNNING)
+
+
+def test_a_lost_answer_of_an_append_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: Callable[..., Any] = Mover.append_part
+    lost: list[int] = []
+
+    async def losing(mover: Mover, place: int, part: Any) -> Any:
+        answer = await whole(mover, place, part)
+        if not lost:
+            lost.append(place)
+            raise Unavailable("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(Mover, "append_part", losing)
+    monkeypatch.setattr("forebay.routers.running.PAUSE_SECONDS", 0.01)
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source, target = log.create_topic("a"), log.create_topic("b", partitions=2)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        _fill(source, range(80))
+        assert _arrived(target, 80) == _numbers(range(80))
+        assert lost
+
+
+def test_wrong_definitions_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        log.create_topic("a")
+        log.create_topic("b")
+        routers = Routers(log)
+        for wrong, words in (
+            ({"sources": [], "destination": "b"}, "1 to 100 sources"),
+            ({"sources": ["a", "a"], "destination": "b"}, "twice"),
+            ({"sources": "a", "destination": "b"}, "list of names"),
+            ({"sources": ["a"], "destination": "b", "key": "x"}, "header:NAME"),
+            ({"sources": ["a"], "destination": "b", "start": forebay.Position.at_offset(3)}, "earliest, latest"),
+        ):
+            with pytest.raises(Invalid, match=words):
+                routers.create("r", **wrong)
+        for wrong in ({"sources": ["a"], "destination": "absent"}, {"sources": ["absent"], "destination": "b"}):
+            with pytest.raises(UnknownTopic):
+                routers.create("r", **wrong)  # type: ignore[arg-type]
+        assert routers.all() == []
+        assert log.groups() == []
+        routers.create("r", sources=["a"], destination="b")
+        with pytest.raises(Conflict, match="exists already"):
+            routers.create("r", sources=["a"], destination="b")
+        assert len(log.groups()) == 1
+
+
+def test_a_log_that_is_opened_to_read_runs_no_routers(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        log.create_topic("a")
+    with forebay.open(tmp_path, read_only=True) as log, pytest.raises(Invalid, match="read-only"):
+        Routers(log).start()
