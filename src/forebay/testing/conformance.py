@@ -440,7 +440,8 @@ def check_a_sealed_topic_takes_no_records_until_it_is_taken_back(probe: Conforma
 
 def check_a_load_comes_in_everywhere_or_nowhere(probe: ConformanceProbe) -> None:
     topic = probe.topic(partitions=2)
-    first, second = f"{topic}/loads/one", f"{topic}/loads/two"
+    # Ids of loads are those of the whole broker.
+    first, second = f"{topic}/loads/{probe.namespace}-1", f"{topic}/loads/{probe.namespace}-2"
     for load, values in ((first, "ab"), (second, "cd")):
         generation = probe.ask("GET", f"{load}/target")["generation"]
         segments = [
