@@ -170,7 +170,7 @@ ROUTES = (
     Route(
         method="POST", path=f"{LOAD}/attach", name="attach_load", summary="Attach a load now",
         handler=attach_load, scopes=WRITE, query=LoadQuery, answer=BulkLoad, tag="loads",
-        statuses=(404, 409, 421, 422, 500, 504),
+        statuses=(404, 409, 421, 422, 500, 504), is_audited=True,
     ),
     Route(
         method="POST", path=f"{LOAD}/abandon", name="abandon_load", summary="Give a load up",
