@@ -18,6 +18,7 @@ from schemathesis import BaseSchema, Case, GenerationMode, Response
 from schemathesis.specs.openapi import checks
 
 from forebay.broker.table import ROUTES
+from forebay.wire.bodies import MediaType
 from tests.support.brokers import RunningBroker, running_broker, server_settings
 from tests.support.soak import SOAK
 
@@ -48,6 +49,12 @@ HYPOTHESIS: Final = settings(
     suppress_health_check=list(HealthCheck),
     stateful_step_count=STEPS,
 )
+
+
+@schemathesis.serializer(MediaType.ARROW)
+def _as_arrow(context: object, value: object) -> bytes:
+    """What is made up for a body of Arrow: bytes as they are, and anything else as text, which is no such stream."""
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 @pytest.fixture(scope="module")

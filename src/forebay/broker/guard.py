@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 """How often the guard looks for connections that are too slow."""
+LINGER_SECONDS: Final = 2.0
+"""So long a connection is read on after an answer that came before the end of the request: closed at once, the client
+would lose the answer with the connection."""
 PIPELINE_MAX: Final = 32
 """Requests that a client may send on one connection before the first is answered."""
 
@@ -104,6 +107,47 @@ class Guard:
             connection.check_pace(now)
 
 
+class _LingeringTransport(asyncio.Transport):
+    """The connection as the class below uses it: closed while a request comes in, it is read on for a while."""
+
+    def __init__(self, inner: asyncio.Transport, protocol: GuardedProtocol) -> None:
+        super().__init__()
+        self._inner = inner
+        self._protocol = protocol
+        self._is_lingering = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._inner.write(data)
+
+    def close(self) -> None:
+        if self._inner.is_closing() or self._is_lingering:
+            return
+        if not self._protocol.is_receiving:
+            self._inner.close()
+            return
+        self._is_lingering = True
+        if self._inner.can_write_eof():
+            self._inner.write_eof()
+        self._protocol.flow.resume_reading()
+        self._protocol.loop.call_later(LINGER_SECONDS, self._inner.close)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def is_closing(self) -> bool:
+        return self._is_lingering or self._inner.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._inner.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._inner.is_closing():
+            self._inner.resume_reading()
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection of a client. For one event loop."""
 
@@ -141,11 +185,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, unless there are too many."""
-        super().connection_made(transport)
+        super().connection_made(_LingeringTransport(transport, self))
         self._began = self.loop.time()
         refusal = self._guard.enter(self, self.client[0] if self.client else None)
         if refusal is not None:
             self._refuse(refusal)
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the body of a request has begun and not ended."""
+        return self._is_body
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and end the handlers that answer it."""
@@ -183,7 +232,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came, within the limits."""
         self._unset_keepalive_if_required()
-        if self._is_refused:
+        if self._is_refused or self.transport.is_closing():
             return
         was_body, self._is_fed = self._is_body, False
         if self._began is None:
