@@ -373,7 +373,7 @@ def test_the_environment_names_a_broker(url: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("path", sorted({" ".join(path) for path, _ in COMMANDS} - BY_URL - {"conformance", "top"}))
 def test_a_command_that_needs_the_files_refuses(path: str) -> None:
-    words = {**WORDS, **ON_SPARK, "topic move": "shop/orders --to other", "serve": ""}[path]
+    words = {**WORDS, **ON_SPARK, "topic move": "shop/orders --to other", "serve": "", "router run": ""}[path]
 
     outcome = _by_url("http://127.0.0.1:1", *path.split(), *words.split())
 
