@@ -136,6 +136,32 @@ def test_what_arrived_is_known_to_the_destination_also_without_a_cursor(
         assert routers.status("r").lag == 120
 
 
+def test_the_cursor_waits_until_what_arrived_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: Callable[..., Any] = Mover.note_cursor
+    noted = threading.Semaphore(0)
+
+    async def counted(mover: Mover, way: Any) -> None:
+        await whole(mover, way)
+        noted.release()
+
+    monkeypatch.setattr(Mover, "note_cursor", counted)
+    with forebay.open(tmp_path, {"wal": {"sync_interval_ms": 600_000}}) as log, _running(log) as routers:
+        source, target = log.create_topic("a", durability="fsync"), log.create_topic("b", durability="disk")
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        _fill(source, range(20))
+        _arrived(target, 20)
+        assert target.offsets().durable < 20
+        while noted.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            # The second one began after the records had arrived.
+            assert noted.acquire(timeout=240)
+        assert routers.status("r").lag == 20, "a power loss may still take them from the destination"
+
+        target.flush()
+        until(lambda: routers.status("r").lag == 0)
+
+
 def test_other_producers_between_two_records_do_not_make_the_router_forget(tmp_path: Path) -> None:
     settings = {"wal": {"producers_max": 16}}
     with forebay.open(tmp_path, settings) as log:
