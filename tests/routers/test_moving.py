@@ -15,6 +15,7 @@ import forebay
 from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
 from forebay.records import EARLIEST, LATEST
 from forebay.routers import Routers, RouterState
+from forebay.routers.book import RouterBook
 from forebay.routers.mover import Mover
 from forebay.storage import Storage, Topic
 from forebay.testing.inside import inside
@@ -277,7 +278,9 @@ def test_a_chain_of_routers_moves_on_what_it_gets(tmp_path: Path) -> None:
         assert {record.key for record in end.read()} == {None}
 
 
-def test_circles_are_refused_also_when_two_are_closed_at_once(tmp_path: Path) -> None:
+def test_circles_are_refused_also_where_another_process_is_about_to_close_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with forebay.open(tmp_path) as log:
         for name in "abc":
             log.create_topic(name)
@@ -286,26 +289,21 @@ def test_circles_are_refused_also_when_two_are_closed_at_once(tmp_path: Path) ->
             routers.create("self", sources=["a"], destination="a")
         routers.create("ab", sources=["a"], destination="b")
 
-        outcomes: list[str] = []
-        both = threading.Barrier(2)
+        whole: Callable[..., Any] = RouterBook.all
+        raced: list[str] = []
 
-        def create(name: str, source: str, destination: str) -> None:
-            both.wait()
-            try:
-                Routers(log).create(name, sources=[source], destination=destination)
-                outcomes.append("created")
-            except Invalid as error:
-                outcomes.append("circle" if "circle" in str(error) else str(error))
+        def late(book: RouterBook) -> Any:
+            """Another process creates a router after this one has looked at all of them."""
+            found = whole(book)
+            if not raced:
+                raced.append("ca")
+                Routers(log).create("ca", sources=["c"], destination="a")
+            return found
 
-        threads = [
-            threading.Thread(target=create, args=["bc", "b", "c"]),
-            threading.Thread(target=create, args=["ca", "c", "a"]),
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(outcomes) == ["circle", "created"]
+        monkeypatch.setattr(RouterBook, "all", late)
+        with pytest.raises(Invalid, match="circle: default/b → default/c → default/a → default/b"):
+            routers.create("bc", sources=["b"], destination="c")
+        assert [router.name for router in routers.all()] == ["ab", "ca"]
 
 
 def test_pause_resume_and_delete(tmp_path: Path) -> None:
