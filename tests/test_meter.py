@@ -160,7 +160,7 @@ def test_every_metric_has_a_name_of_its_kind_and_says_what_it_counts() -> None:
         assert metric.value.startswith("forebay_"), metric
         assert metric.help, metric
         assert metric.value.endswith("_total") == (metric.kind is MetricKind.COUNTER), metric
-        assert metric.value.endswith("_seconds") == (metric.kind is MetricKind.HISTOGRAM), metric
+        assert metric.value.endswith("_seconds") or metric.kind is not MetricKind.HISTOGRAM, metric
 
 
 def test_a_signal_in_the_middle_of_counting_may_look() -> None:

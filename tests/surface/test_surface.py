@@ -29,6 +29,8 @@ _NAMES: Final = (
     "Subscription",
     "TopicHandle",
 )
+_OF_SERVERS: Final = {"who"}
+"""What a server gives beyond the surface: for which of its callers it reads."""
 _OF_THREADS: Final = {"follow": {"stop"}}
 """What a call of a thread takes and the surface does not: events of `threading`."""
 
@@ -195,7 +197,8 @@ def test_implementations_have_the_parameters_and_defaults_of_the_surface(impleme
     """The type checker compares types; that a default is the same one is shown here."""
     for method, wanted in _methods(protocol).items():
         given = inspect.signature(getattr(implementation, method)).parameters
-        own = {name: given[name] for name in given if name not in _OF_THREADS.get(method, set())}
+        apart = _OF_THREADS.get(method, set()) | _OF_SERVERS
+        own = {name: given[name] for name in given if name not in apart}
         assert [(p.name, p.kind, p.default) for p in own.values()] == [
             (p.name, p.kind, p.default) for p in wanted.parameters.values()
         ], method
