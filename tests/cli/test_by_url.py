@@ -252,7 +252,11 @@ def test_bytes_are_added_up_by_the_broker_as_by_the_command(tmp_path: Path) -> N
 def test_shards_are_listed_by_the_broker_as_by_the_command(tmp_path: Path) -> None:
     shell = Shell(tmp_path / "served")
     with running_broker(shell.directory) as broker:
-        for words in ("topic create shop/orders --partitions 2", "topic create shop/sealed", "topic create shop/new"):
+        for words in (
+            "topic create shop/orders --partitions 2 --durability fsync",
+            "topic create shop/sealed",
+            "topic create shop/new",
+        ):
             _by_url(broker.url, *words.split())
         _by_url(broker.url, "produce", "shop/orders", "--partition", "1", "--format", "json", stdin=ORDERS)
         _by_url(broker.url, "topic", "seal", "shop/sealed")
