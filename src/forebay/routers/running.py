@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -53,6 +53,27 @@ class MovedState:
     """Whether a task moves it, or waits to try again."""
 
 
+class _LoopSignals:
+    """What other threads say to the loop that moves records. Also before it runs, and after it has ended."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.changed = asyncio.Event()
+        self.stopped = asyncio.Event()
+
+    def look(self) -> None:
+        """A definition has changed."""
+        wake_loop(self.loop, self.changed.set)
+
+    def stop(self) -> None:
+        """Nothing is to be moved any more."""
+        wake_loop(self.loop, self._end)
+
+    def _end(self) -> None:
+        self.stopped.set()
+        self.changed.set()
+
+
 class RouterRunner:
     """Moves the records of all routers of a log from `start` to `stop`. Safe for concurrent use."""
 
@@ -62,38 +83,37 @@ class RouterRunner:
         self._states: dict[MovedPart, MovedState] = {}
         """Changed in the loop's thread alone, entry by entry; other threads copy it."""
         self._changing = RankedLock(Rank.LEAF, "routers.runner")
-        self._thread: threading.Thread | None = None
-        self._wake: Callable[[], None] | None = None
-        self._stop: Callable[[], None] | None = None
+        self._running: tuple[threading.Thread, _LoopSignals] | None = None
+        """The thread that moves records, and what it listens to."""
 
     def start(self) -> None:
         """Begin to move records, in a thread; fine if it has begun."""
         with self._changing:
-            if self._thread is not None:
+            if self._running is not None:
                 return
-            started = threading.Event()
-            self._thread = threading.Thread(target=self._run, args=[started], name="forebay-routers", daemon=True)
-            self._thread.start()
-        started.wait()
+            signals = _LoopSignals(asyncio.new_event_loop())
+            thread = threading.Thread(target=self._run, args=[signals], name="forebay-routers", daemon=True)
+            self._running = thread, signals
+            thread.start()
 
     def stop(self) -> None:
         """Move nothing more, on return; what is on its way to a destination may still arrive, once."""
         with self._changing:
-            thread, stop = self._thread, self._stop
-            self._thread = self._stop = self._wake = None
-        if thread is not None and stop is not None:
-            stop()
+            running, self._running = self._running, None
+        if running is not None:
+            thread, signals = running
+            signals.stop()
             thread.join(STOP_SECONDS)
 
     def look_soon(self) -> None:
         """Have the definitions read again now: one has changed."""
-        wake = self._wake
-        if wake is not None:
-            wake()
+        running = self._running
+        if running is not None:
+            running[1].look()
 
     def states(self, router: RouterSpec) -> dict[tuple[str, int], MovedState] | None:
         """By topic and partition, how what the router reads fares; `None` while nothing is moved here."""
-        if self._thread is None:
+        if self._running is None:
             return None
         found = self._states.copy()
         return {(topic, number): state for (owner, topic, number), state in found.items() if owner == router.router_id}
@@ -106,32 +126,21 @@ class RouterRunner:
                 return
             waiting.wait(END_LOOK_SECONDS)
 
-    def _run(self, started: threading.Event) -> None:
-        """The thread: an event loop until `stop`."""
+    def _run(self, signals: _LoopSignals) -> None:
+        """The thread: an event loop until `stop`. It holds no lock."""
         try:
-            asyncio.run(self._move_all(started))
+            with asyncio.Runner(loop_factory=lambda: signals.loop) as runner:
+                runner.run(self._move_all(signals))
         except Exception:
             logger.exception("routers do not run any more: open the log again")
-        finally:
-            started.set()
 
-    async def _move_all(self, started: threading.Event) -> None:
-        loop = asyncio.get_running_loop()
-        changed, stopped = asyncio.Event(), asyncio.Event()
-
-        def stop() -> None:
-            stopped.set()
-            changed.set()
-
-        self._wake = lambda: wake_loop(loop, changed.set)
-        self._stop = lambda: wake_loop(loop, stop)
-        started.set()
+    async def _move_all(self, signals: _LoopSignals) -> None:
         reads_waiting_max = self._log.settings.server.reads_waiting_per_principal_max
         workers = Workers(reads_waiting_max=reads_waiting_max, commits_in_loop=False)
         tasks: dict[MovedPart, asyncio.Task[None]] = {}
         try:
-            while not stopped.is_set():
-                changed.clear()
+            while not signals.stopped.is_set():
+                signals.changed.clear()
                 try:
                     await self._follow_definitions(workers, tasks)
                 except Closed:
@@ -140,7 +149,7 @@ class RouterRunner:
                     logger.warning("the definitions of routers cannot be read; those known last go on: %s", error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
-                        await changed.wait()
+                        await signals.changed.wait()
         finally:
             await _end(tasks.values())
             workers.end()
