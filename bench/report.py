@@ -102,7 +102,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
     axes.set_xlabel("Forebay / peer (for times and latencies, less is better)")
     axes.invert_yaxis()
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=75)
     pyplot.close(figure)
 
 
