@@ -4,6 +4,8 @@
     ├── Invalid               the call is wrong: change it; nothing was done
     │   ├── UnknownTopic      no such topic (a successful look-up said so)
     │   ├── UnknownLoad       no such bulk load into the topic
+    │   ├── UnknownSubscription   no such subscription of the topic
+    │   ├── UnknownConsumer   a server knows no such consumer: its session is over
     │   ├── TooLarge          more bytes or records than one call may bring
     │   ├── Unauthenticated   a server asks for a token, and none that is valid was given
     │   ├── Forbidden         the token is valid, and does not allow this
@@ -70,6 +72,14 @@ class UnknownTopic(Invalid):
 
 class UnknownLoad(Invalid):
     """There is no such bulk load, or it is of another topic."""
+
+
+class UnknownSubscription(Invalid):
+    """The topic has no such subscription."""
+
+
+class UnknownConsumer(Invalid):
+    """A server has no such consumer of a subscription: it has left, or its session is over. Attach it again."""
 
 
 class TooLarge(Invalid):

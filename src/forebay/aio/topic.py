@@ -564,6 +564,10 @@ class AsyncTopic:
         subscription = await self._run(partial(self._topic.subscribe, name, start=start, **options))
         return AsyncSubscription(subscription, self._workers)
 
+    async def subscription(self, name: str) -> AsyncSubscription:
+        """See `Topic.subscription`."""
+        return AsyncSubscription(await self._run(self._topic.subscription, name), self._workers)
+
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """See `Topic.subscriptions`."""
         return await self._run(self._topic.subscriptions)

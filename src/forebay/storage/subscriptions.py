@@ -20,7 +20,7 @@ import msgspec
 from forebay.arguments import checked_seconds
 from forebay.clock import Clock
 from forebay.engines import ReadShard
-from forebay.errors import Closed, Conflict, Indeterminate, Invalid, Unavailable
+from forebay.errors import Closed, Conflict, Indeterminate, Invalid, Unavailable, UnknownSubscription
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import MetadataStore
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
@@ -77,6 +77,16 @@ class Subscriptions:
             cursors = {number: Progress(offset=at, incarnation=wanted.topic_id) for number, at in starts.items()}
             spec = self._store.create(wanted, cursors)
         spec.check_options(options)
+        return Subscription(self._driver(topic, spec))
+
+    def get(self, topic: Topic, name: str) -> Subscription:
+        """The subscription of this name; `UnknownSubscription` if the topic has none."""
+        spec = self._store.get(ReaderName.of(topic.spec.namespace, topic.spec.topic, name), topic.spec.topic_id)
+        if spec is None or spec.is_ending:
+            raise UnknownSubscription(
+                f"{topic.name} has no subscription {name}: create it, or look for its name among those of the topic",
+                topic=topic.name,
+            )
         return Subscription(self._driver(topic, spec))
 
     def of_topic(self, topic: TopicSpec) -> list[SubscriptionSpec]:

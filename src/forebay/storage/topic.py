@@ -459,6 +459,10 @@ class Topic:
         """
         return self._subscriptions.open(self, name, start, options)
 
+    def subscription(self, name: str) -> Subscription:
+        """The subscription of this name; `UnknownSubscription` if there is none."""
+        return self._subscriptions.get(self, name)
+
     def subscriptions(self) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of the topic, by name."""
         return self._subscriptions.of_topic(self.spec)

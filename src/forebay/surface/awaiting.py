@@ -476,6 +476,9 @@ class SubscribableTopic(TopicHandle, Protocol):
     ) -> Subscription:
         """The subscription of this name, created if it is not there: its first records are those from `start` on."""
 
+    async def subscription(self, name: str) -> Subscription:
+        """The subscription of this name; `UnknownSubscription` if there is none."""
+
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of the topic, by name."""
 

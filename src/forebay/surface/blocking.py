@@ -474,6 +474,9 @@ class SubscribableTopic(TopicHandle, Protocol):
     def subscribe(self, name: str, *, start: Start = LATEST, **options: Unpack[SubscriptionOptions]) -> Subscription:
         """The subscription of this name, created if it is not there: its first records are those from `start` on."""
 
+    def subscription(self, name: str) -> Subscription:
+        """The subscription of this name; `UnknownSubscription` if there is none."""
+
     def subscriptions(self) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of the topic, by name."""
 

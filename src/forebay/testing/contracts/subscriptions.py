@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from forebay.errors import Closed, Conflict, Invalid, UnknownTopic
+from forebay.errors import Closed, Conflict, Invalid, UnknownSubscription, UnknownTopic
 from forebay.records import EARLIEST, DeliveredRecord, Position
 from forebay.surface import Log, SubscribableTopic
 from forebay.testing.contracts.surface import PATIENT_S, SurfaceHome
@@ -75,6 +75,18 @@ class SubscriptionContract:
         assert [spec.name for spec in topic.subscriptions()] == ["billing"]
         with pytest.raises(Conflict, match="ack_timeout_ms"):
             topic.subscribe("billing", ack_timeout_ms=501)
+
+    def test_a_subscription_is_found_by_its_name_and_never_made_by_a_look(self, topic: SubscribableTopic) -> None:
+        with pytest.raises(UnknownSubscription, match="billing"):
+            topic.subscription("billing")
+        assert topic.subscriptions() == []
+        made = topic.subscribe("billing", mode="shared")
+
+        assert topic.subscription("billing").spec == made.spec
+
+        made.delete()
+        with pytest.raises(UnknownSubscription):
+            topic.subscription("billing")
 
     @pytest.mark.parametrize(
         "options",
