@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,10 @@ for _name in [name for name in os.environ if name.startswith("FOREBAY_") and "__
     del os.environ[_name]
 
 locks.check_order(on=True)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background so, and Ctrl-C is what some tests are about.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPARK_SECONDS = 900
 SOAK_SECONDS = 7200
