@@ -10,7 +10,8 @@ compile() {
     pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-header --no-annotate \
         --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
         --output-file "$output" "$@"
-    sed -i "/^#/d;/^$/d" "$output"
+    # An extra that names others of the package makes the package itself a line, with the path it was read from.
+    sed -i "/^#/d;/^$/d;/^forebay @/d" "$output"
 }
 
 # The build tools come first and apart: sdists in the other locks are built with them, without build isolation.

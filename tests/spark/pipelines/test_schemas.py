@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import Invalid
-from forebay.spark.pipelines.queries import references
+from forebay.spark.pipelines.queries import Unread, understood
 from forebay.spark.values.avro import columns_of_avro
 from forebay.spark.values.schema import Malformed, columns_of
 
@@ -27,24 +27,44 @@ def test_a_schema_of_every_kind_of_type() -> None:
     )
 
 
+def test_types_are_named_as_spark_shows_them_and_any_word_may_name_a_column() -> None:
+    text = (
+        "from long, select: integer, `a b` byte, array real, order struct<group: short, to: dec(3)>, at timestamp_ntz"
+    )
+
+    assert columns_of(text) == (
+        ("from", "bigint"),
+        ("select", "int"),
+        ("a b", "tinyint"),
+        ("array", "float"),
+        ("order", "struct<group:smallint,to:decimal(3)>"),
+        ("at", "timestamp_ntz"),
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "place", "why"),
     [
         ("", (1, 1), "the name of a column"),
         ("a", (1, 2), "a type such as STRING"),
         ("a int,", (1, 7), "the name of a column"),
-        ("a int b int", (1, 7), "is a comma missing"),
+        ("a int b int", (1, 7), "'b' does not belong here: is a comma missing"),
         ("a strng", (1, 3), "did you mean STRING"),
         ("a qqq", (1, 3), "the types are"),
         ("a int,\n  A string", (2, 3), "column A is there twice"),
-        ("a varchar", (1, 10), r"VARCHAR\(20\)"),
-        ("a varchar(x)", (1, 11), "x is not a number"),
-        ("a decimal(1,2,3)", (1, 14), r"\) belongs here"),
-        ("a map<int>", (1, 10), ", belongs here"),
+        ("a varchar", (1, 1), r"VARCHAR\(20\)"),
+        ("a varchar(x)", (1, 1), "x is not a number"),
+        ("a decimal(1,2,3)", (1, 1), r"write it as DECIMAL\(10, 2\)"),
+        ("b int,\na map<int>", (2, 1), "write it as MAP<STRING, INT>"),
         ("a array<int", (1, 12), "> belongs here"),
+        ("a array<intt>", (1, 9), "did you mean INT"),
+        ("a struct<b: int, c: map<int, strng>>", (1, 30), "did you mean STRING"),
+        ("a int primary key", (1, 1), "PRIMARY KEY does not go here"),
+        ("a interval", (1, 3), "interval is not a type"),
+        ("a int comment 'never ends", (1, 26), "has no end"),
         ("a struct<b int", (1, 15), "a comma or > belongs here"),
-        ("a int not null", (1, 7), "filter it in a step"),
-        ("a int comment no", (1, 15), "a text in quotes"),
+        ("a int not null", (1, 1), "filter it in a step"),
+        ("a int comment no", (1, 15), "'no' does not belong here"),
         ("a int; b int", (1, 6), "';' does not belong"),
     ],
 )
@@ -114,14 +134,35 @@ def test_what_has_no_place_in_a_column_is_reported_by_its_field(schema: dict[str
         ("SELECT * FROM a LATERAL VIEW explode(x) t AS y, z", "a"),
         ("SELECT 'from b', \"from c\" FROM a -- FROM d\n/* FROM e */", "a"),
         ("SELECT * FROM a WHERE f(x, y) AND EXISTS (FROM b)", "a b"),
+        ("WITH a AS (SELECT * FROM a), c AS (SELECT * FROM a JOIN c) SELECT * FROM a JOIN c", "a c"),
+        ("WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r) SELECT * FROM r", ""),
+        ("SELECT /*+ BROADCAST(q) */ * FROM a q JOIN b", "a b"),
+        ("SELECT session_window(at, '1 minute') FROM a GROUP BY session_window(at, '1 minute')", "a"),
+        ("FROM a |> WHERE x > 1 |> JOIN b USING (k)", "a b"),
+        ("SELECT sum(x) OVER w FROM a WINDOW w AS (PARTITION BY y)", "a"),
         ("SELECT 1", ""),
         ("SELECT * FROM", ""),
         ("", ""),
     ],
 )
 def test_the_views_that_a_query_reads(query: str, names: str) -> None:
-    assert " ".join(reference.name for reference in references(query)) == names
+    assert " ".join(reference.name for reference in understood(query).references) == names
+
+
+@pytest.mark.parametrize(
+    ("query", "unread"),
+    [
+        ("SELECT * FROM a WHERE", Unread("something is missing", 1, 17)),
+        ("SELECT * FROM a", None),
+        ("SELECT *\n  FRM a b", Unread("Invalid expression / Unexpected token", 2, 7)),
+        ("SELECT *\n  FROM", Unread("Expected table name", 2, 3)),
+        ("SELECT 'x FROM a", Unread("a text or a name in quotes has no end", 1, 1)),
+        ("DROP TABLE a", Unread("this is not a SELECT", 1, 1)),
+    ],
+)
+def test_a_query_that_is_not_understood_says_where(query: str, unread: Unread | None) -> None:
+    assert understood(query).unread == unread
 
 
 def test_a_view_is_found_where_it_stands() -> None:
-    assert references("SELECT *\n  FROM a\n  JOIN b") == (("a", 2, 8), ("b", 3, 8))
+    assert understood("SELECT *\n  FROM a\n  JOIN b").references == (("a", 2, 8), ("b", 3, 8))

@@ -20,7 +20,7 @@ from forebay.spark.pipelines.model import (
     TopicSource,
     ViewStep,
 )
-from forebay.spark.pipelines.queries import Reference, references
+from forebay.spark.pipelines.queries import Reference, understood
 from forebay.spark.values.schema import TableColumn
 from forebay.topics import TopicName
 
@@ -65,7 +65,8 @@ def _check_views(flaws: Flaws, pipeline: Pipeline) -> None:
     read = _reads(pipeline)
     for step in pipeline.steps:
         del later[0]
-        for reference in references(step.sql):
+        query = understood(step.sql)
+        for reference in query.references if query.unread is None else ():
             fault = _fault(step, reference, known, later, read)
             if fault is not None:
                 flaws.add(step.sql.place_of(reference.line, reference.column), fault)
@@ -95,7 +96,8 @@ def _fault(
 def _reads(pipeline: Pipeline) -> dict[str, set[str]]:
     """What each step names, in small letters."""
     return {
-        step.name.lower(): {reference.name.lower() for reference in references(step.sql)} for step in pipeline.steps
+        step.name.lower(): {reference.name.lower() for reference in understood(step.sql).references}
+        for step in pipeline.steps
     }
 
 
@@ -176,12 +178,12 @@ def _check_targets(flaws: Flaws, pipeline: Pipeline) -> None:
 
 def _check_streams(flaws: Flaws, pipeline: Pipeline) -> None:
     streamed = {source.name.lower(): source for source in pipeline.topic_sources}
+    unread = {step.name.lower() for step in pipeline.steps if understood(step.sql).unread is not None}
     read = _reads(pipeline)
     for sink in pipeline.sinks:
-        feeding = [
-            streamed[name] for name in (sink.view.lower(), *_reachable(sink.view.lower(), read)) if name in streamed
-        ]
-        if not feeding:
+        reached = (sink.view.lower(), *_reachable(sink.view.lower(), read))
+        feeding = [streamed[name] for name in reached if name in streamed]
+        if not feeding and unread.isdisjoint(reached):
             flaws.add(sink.view.place, f"no topic feeds sink {sink.name}: write `mode: batch`, or read a topic")
         for source in _loops(sink, feeding):
             assert isinstance(sink, TopicSink)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from forebay.spark.pipelines.model import (
     TableSink,
     TopicSource,
 )
-from forebay.spark.pipelines.queries import references
+from forebay.spark.pipelines.queries import understood
 from forebay.spark.pipelines.surroundings import check_surroundings, place_of, read_options
 from forebay.spark.reading.options import ReadOptions
 from forebay.spark.reading.view import load, load_or_look
@@ -120,15 +120,24 @@ def outline(pipeline: Pipeline, given: Mapping[str, str] | None = None) -> Outli
         steps=tuple(
             StepOutline(
                 name=str(step.name),
-                reads=tuple(dict.fromkeys(reference.name for reference in references(step.sql))),
+                reads=tuple(dict.fromkeys(reference.name for reference in understood(step.sql).references)),
                 sql=str(step.sql),
             )
             for step in pipeline.steps
         ),
         sinks=tuple(_sink(pipeline, sink) for sink in pipeline.sinks),
         trigger=_trigger(pipeline),
-        notes=tuple(f"{name} reaches no sink and is not read" for name in unused(pipeline)),
+        notes=(*(f"{name} reaches no sink and is not read" for name in unused(pipeline)), *_unread(pipeline)),
     )
+
+
+def _unread(pipeline: Pipeline) -> Iterator[str]:
+    """The steps whose SQL is known to Spark alone."""
+    for step in pipeline.steps:
+        unread = understood(step.sql).unread
+        if unread is not None:
+            at = step.sql.place_of(unread.line, unread.column)
+            yield f"step {step.name} is not checked before Spark reads it: {unread.why}, at {at.line}:{at.column}"
 
 
 def _source(

@@ -1,26 +1,18 @@
-"""Which views a query reads, found in its text: enough to find a name that is nowhere, before Spark is started.
+"""Which views a query reads, found before Spark is started, so that a name that is nowhere is reported with its place.
 
-Not a parser of SQL: what is not plainly a name of one word behind FROM or JOIN is left to Spark.
+sqlglot reads the query in Spark's dialect. It does not know all of Spark's SQL: what it cannot read is left to Spark.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-_TOKEN: Final = re.compile(
-    r"(?P<skip>\s+|--[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")"
-    r"|(?P<quoted>`(?:[^`]|``)*`)|(?P<word>[^\W\d]\w*)|(?P<sign>.)",
-    re.DOTALL,
-)
-_SUBQUERY: Final = ("select", "with", "from", "values", "table", "(")
-_ENDS_LIST: Final = (
-    *("where", "group", "order", "having", "limit", "union", "intersect", "except", "minus", "window", "select", "on"),
-    *("using", "lateral", "pivot", "unpivot", "cluster", "distribute", "sort", "qualify", "offset", "when", "then"),
-)
-"""Words behind which a comma no longer parts tables."""
-_BEFORE_A_TABLE: Final = ("from", "join")
-_NO_TABLE: Final = ("lateral", "values", "select", "table", "unnest")
+if TYPE_CHECKING:
+    from sqlglot import exp
+    from sqlglot.tokenizer_core import Token
 
 
 class Reference(NamedTuple):
@@ -31,94 +23,98 @@ class Reference(NamedTuple):
     column: int
 
 
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    position: int
+class Unread(NamedTuple):
+    """Where a query could not be read further, and why: Spark alone knows whether it is right."""
 
-    @property
-    def word(self) -> str:
-        return self.text.lower() if self.kind == "word" else self.text if self.kind == "sign" else ""
+    why: str
+    line: int
+    column: int
 
 
-def references(query: str) -> tuple[Reference, ...]:
+class Query(NamedTuple):
+    """What is known of a query. With `unread` set, it may read other views than those."""
+
+    references: tuple[Reference, ...]
+    unread: Unread | None = None
+
+
+@lru_cache(maxsize=256)
+def understood(query: str) -> Query:
     """The names of one word that stand where tables stand, without those that the query defines itself."""
-    tokens = [
-        _Token(str(found.lastgroup), found[0], found.start())
-        for found in _TOKEN.finditer(query)
-        if found.lastgroup != "skip"
-    ]
-    defined = _defined(tokens)
+    from sqlglot import exp
+    from sqlglot.dialects.dialect import Dialect
+    from sqlglot.errors import ErrorLevel, ParseError, TokenError
+
+    spark = Dialect.get_or_raise("spark")
+    try:
+        tokens = spark.tokenize(query)
+        _name_functions(tokens)
+        found = spark.parser(error_level=ErrorLevel.IMMEDIATE).parse(tokens, query)
+    except TokenError:
+        return Query((), Unread("a text or a name in quotes has no end", 1, 1))
+    except ParseError as error:
+        partial = spark.parser(error_level=ErrorLevel.IGNORE).parse(tokens, query)
+        return Query(_references(query, partial), _unread(error.errors[0]))
+    if not all(isinstance(tree, exp.Query) for tree in found):
+        return Query(_references(query, found), Unread("this is not a SELECT", 1, 1))
+    return Query(_references(query, found))
+
+
+def _unread(error: Mapping[str, Any]) -> Unread:
+    """What sqlglot says, without the names of its classes."""
+    why = str(error["description"]).partition(" but got")[0]
+    column = int(error["col"] or 1) - len(str(error["highlight"])) + 1
+    return Unread("something is missing" if "<class" in why else why, int(error["line"] or 1), column)
+
+
+def _name_functions(tokens: list[Token]) -> None:
+    """`GROUP BY window(…)` calls a function: sqlglot takes the word for the clause of that name."""
+    from sqlglot import TokenType
+
+    for token, following in pairwise(tokens):
+        if token.token_type is TokenType.WINDOW and following.token_type is TokenType.L_PAREN:
+            token.token_type = TokenType.VAR
+
+
+def _references(query: str, trees: list[exp.Expr | None]) -> tuple[Reference, ...]:
+    from sqlglot import exp
+
     found = []
-    for place in _table_places(tokens):
-        name = _name(tokens, place)
-        if name is not None and name.lower() not in defined:
-            before = query[: tokens[place].position]
-            column = tokens[place].position - (before.rfind("\n") + 1) + 1
-            found.append(Reference(name, before.count("\n") + 1, column))
-    return tuple(found)
+    for tree in trees:
+        for table in tree.find_all(exp.Table) if tree is not None else ():
+            named = isinstance(table.this, exp.Identifier) and not table.db
+            # A hint names what the query reads elsewhere.
+            if named and not table.find_ancestor(exp.Hint) and not _is_defined(table):
+                found.append((table.this.meta["start"], table.name))
+    return tuple(Reference(name, *_place(query, at)) for at, name in sorted(found))
 
 
-def _defined(tokens: list[_Token]) -> set[str]:
-    """Names that WITH gives: `name AS (` or `name (columns) AS (`, wherever they stand."""
-    if not any(token.word == "with" for token in tokens):
-        return set()
-    names = set()
-    for place, token in enumerate(tokens[:-2]):
-        if token.kind in ("word", "quoted") and tokens[place + 1].word == "as" and tokens[place + 2].word == "(":
-            names.add(_unquoted(token).lower())
-        if token.kind in ("word", "quoted") and tokens[place + 1].word == "(":
-            close = _closing(tokens, place + 1)
-            if [one.word for one in tokens[close + 1 : close + 3]] == ["as", "("]:
-                names.add(_unquoted(token).lower())
-    return names
+def _is_defined(table: exp.Table) -> bool:
+    """Whether a WITH gives the name: to the query behind it, and to those that it defines further on."""
+    from sqlglot import exp
+
+    name = table.name.lower()
+    inside: exp.Expr | None = None
+    around = table.parent
+    while around is not None:
+        given = around.args.get("with_")
+        if isinstance(around, exp.CTE):
+            inside = around
+        elif isinstance(around, exp.With):
+            defined = [one.alias.lower() for one in around.expressions]
+            own = next((at for at, one in enumerate(around.expressions) if one is inside), 0)
+            if name in defined[: own + bool(around.recursive)]:
+                return True
+        elif (
+            isinstance(given, exp.With)
+            and inside not in given.expressions
+            and name in (one.alias.lower() for one in given.expressions)
+        ):
+            return True
+        around = around.parent
+    return False
 
 
-def _table_places(tokens: list[_Token]) -> list[int]:
-    """Where a name may be that of a table: behind FROM and JOIN, and behind commas in between."""
-    places = []
-    listing: list[bool] = [False]
-    """For each open parenthesis: whether a comma parts tables here."""
-    calls: list[bool] = [False]
-    """For each open parenthesis: whether it holds the arguments of a function."""
-    for at, token in enumerate(tokens):
-        before = tokens[at - 1] if at else None
-        if token.word == "(":
-            following = tokens[at + 1].word if at + 1 < len(tokens) else ""
-            tables = before is not None and (before.word in _BEFORE_A_TABLE or (before.word == "," and listing[-1]))
-            calls.append(following not in _SUBQUERY and not tables)
-            listing.append(tables)
-            if tables:
-                places.append(at + 1)
-        elif token.word == ")" and len(listing) > 1:
-            listing.pop()
-            calls.pop()
-        elif token.word in _BEFORE_A_TABLE and not calls[-1] and (before is None or before.word != "distinct"):
-            listing[-1] = True
-            places.append(at + 1)
-        elif token.word in _ENDS_LIST:
-            listing[-1] = False
-        elif token.word == "," and listing[-1] and not calls[-1]:
-            places.append(at + 1)
-    return places
-
-
-def _name(tokens: list[_Token], place: int) -> str | None:
-    """The name at a place, if it is one of one word and not that of a function."""
-    if place >= len(tokens) or tokens[place].kind not in ("word", "quoted") or tokens[place].word in _NO_TABLE:
-        return None
-    following = tokens[place + 1].word if place + 1 < len(tokens) else ""
-    return None if following in (".", "(") else _unquoted(tokens[place])
-
-
-def _closing(tokens: list[_Token], opening: int) -> int:
-    depth = 0
-    for place in range(opening, len(tokens)):
-        depth += {"(": 1, ")": -1}.get(tokens[place].word, 0)
-        if depth == 0:
-            return place
-    return len(tokens)
-
-
-def _unquoted(token: _Token) -> str:
-    return token.text[1:-1].replace("``", "`") if token.kind == "quoted" else token.text
+def _place(query: str, position: int) -> tuple[int, int]:
+    before = query[:position]
+    return before.count("\n") + 1, position - (before.rfind("\n") + 1) + 1

@@ -1,26 +1,54 @@
-"""Schemas as Spark writes them, `order_id STRING, amount DECIMAL(10, 2)`, understood without Spark."""
+"""Schemas as Spark writes them, `order_id STRING, amount DECIMAL(10, 2)`, understood without Spark.
+
+sqlglot reads the text in Spark's dialect. It takes types and attributes of other databases too: those are refused here.
+"""
 
 from __future__ import annotations
 
 import difflib
-import re
-from typing import Final, NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-_TOKEN: Final = re.compile(
-    r"\s+|--[^\n]*|(?P<quoted>`(?:[^`]|``)*`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>\w+)|(?P<sign>[<>(),:])"
-)
-_PLAIN: Final = (
-    *("bigint", "binary", "boolean", "byte", "date", "double", "float", "int", "integer", "long", "real", "short"),
-    *("smallint", "string", "timestamp", "timestamp_ltz", "timestamp_ntz", "tinyint", "variant"),
-)
-_SIZED: Final = {"char": (1, 1), "dec": (0, 2), "decimal": (0, 2), "numeric": (0, 2), "varchar": (1, 1)}
-"""Types with numbers behind them, and how many."""
-_NESTED: Final = ("array", "map", "struct")
-_NAMES: Final = (*_PLAIN, *_SIZED, *_NESTED)
+if TYPE_CHECKING:
+    from sqlglot import exp
+    from sqlglot.tokenizer_core import Token
+
+_TYPES: Final = {
+    "BIGINT": "bigint",
+    "BINARY": "binary",
+    "BOOLEAN": "boolean",
+    "CHAR": "char",
+    "DATE": "date",
+    "DECIMAL": "decimal",
+    "DOUBLE": "double",
+    "FLOAT": "float",
+    "INT": "int",
+    "SMALLINT": "smallint",
+    "TEXT": "string",
+    "TIMESTAMPLTZ": "timestamp_ltz",
+    "TIMESTAMPNTZ": "timestamp_ntz",
+    "TIMESTAMPTZ": "timestamp",
+    "TINYINT": "tinyint",
+    "VARCHAR": "varchar",
+    "VARIANT": "variant",
+    "ARRAY": "array",
+    "MAP": "map",
+    "STRUCT": "struct",
+}
+"""The types of Spark, by sqlglot's names for them."""
+_INSIDE: Final = {
+    "array": (1, 1, "ARRAY<INT>"),
+    "char": (1, 1, "CHAR(20)"),
+    "decimal": (0, 2, "DECIMAL(10, 2)"),
+    "map": (2, 2, "MAP<STRING, INT>"),
+    "varchar": (1, 1, "VARCHAR(20)"),
+}
+"""How many numbers or types a type has, at least and at most; the others have none."""
+_OPEN: Final = "STRUCT<"
 
 
 class TableColumn(NamedTuple):
-    """A column and its type, in small letters."""
+    """A column and its type, in small letters, as Spark shows it."""
 
     name: str
     type: str
@@ -34,144 +62,113 @@ class Malformed(Exception):
         self.line, self.column = line, column
 
 
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    position: int
-
-
 def columns_of(text: str) -> tuple[TableColumn, ...]:
     """The columns of a schema; `Malformed` says where it is none."""
-    return _Parser(text).columns()
+    from sqlglot import exp
+    from sqlglot.dialects.dialect import Dialect
+    from sqlglot.errors import ParseError, TokenError
+
+    # A schema is what stands between the brackets of a struct. The line keeps a comment at its end from the bracket.
+    whole = f"{_OPEN}{text}\n>"
+    spark = Dialect.get_or_raise("spark")
+    try:
+        tokens = spark.tokenize(whole)
+    except TokenError as error:
+        raise _malformed("a text or a name in quotes has no end", text, len(text.rstrip())) from error
+    _sort_words(text, tokens[2:-1])
+    try:
+        found = spark.parser().parse_into(exp.DataType, tokens, whole)[0]
+    except ParseError as error:
+        raise _unread(text, error.errors[0]) from error
+    assert isinstance(found, exp.DataType)
+    return tuple(_fields(text, found))
 
 
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = list(self._tokenized())
-        self._next = 0
+def _sort_words(text: str, tokens: Sequence[Token]) -> None:
+    """Make every word that names a column a plain name, also one like FROM, and refuse a type that Spark has not."""
+    from sqlglot import TokenType
 
-    def columns(self) -> tuple[TableColumn, ...]:
-        columns = self._fields(closed_by=None)
-        seen: set[str] = set()
-        for (name, _), position in columns:
-            if name.lower() in seen:
-                self._fail(f"column {name} is there twice", position)
-            seen.add(name.lower())
-        return tuple(column for column, _ in columns)
+    inside, awaited = ["struct"], "the name of a column"
+    for before, token in zip((None, *tokens), tokens, strict=False):
+        if token.token_type is TokenType.SEMICOLON:
+            raise _malformed("';' does not belong into a schema", text, token.start - len(_OPEN))
+        if token.text in ("<", "("):
+            holds_columns = before is not None and before.token_type is TokenType.STRUCT
+            inside.append("struct" if holds_columns else "types" if token.text == "<" else "numbers")
+        elif token.text in (">", ")"):
+            inside.pop()
+        if token.text in ("<", ","):
+            awaited = {"struct": "the name of a column", "types": "a type such as STRING"}.get(inside[-1], "")
+        elif awaited == "the name of a column":
+            token.token_type = TokenType.IDENTIFIER if token.token_type is TokenType.IDENTIFIER else TokenType.VAR
+            awaited = "a type such as STRING"
+        elif awaited and token.text != ":":
+            if token.token_type.name not in _TYPES:
+                raise _malformed(_no_type(token.text), text, token.start - len(_OPEN))
+            awaited = ""
+        if not inside:
+            break
+    if awaited:
+        raise _malformed(f"{awaited} belongs here", text, len(text.rstrip()))
 
-    def _fields(self, closed_by: str | None) -> list[tuple[TableColumn, int]]:
-        fields = []
-        while True:
-            token = self._name()
-            if self._peek(":"):
-                self._next += 1
-            kind = self._type()
-            self._attributes()
-            fields.append((TableColumn(token.text, kind), token.position))
-            if self._peek(","):
-                self._next += 1
-            elif closed_by is None and self._next == len(self._tokens):
-                return fields
-            elif closed_by is not None and self._peek(closed_by):
-                self._next += 1
-                return fields
-            else:
-                self._fail_here(f"a comma or {closed_by or 'the end'} belongs here")
 
-    def _type(self) -> str:
-        token = self._take("word", "a type such as STRING")
-        name = token.text.lower()
-        if name in _PLAIN:
-            return name
-        if name in _SIZED:
-            return name + self._numbers(name)
-        if name not in _NESTED:
-            near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.6)
-            self._fail(
-                f"{token.text} is not a type: "
-                + (f"did you mean {near[0].upper()}?" if near else f"the types are {', '.join(_NAMES)}"),
-                token.position,
-            )
-        self._sign("<")
-        if name == "struct":
-            return f"struct<{','.join(f'{column.name}:{column.type}' for column, _ in self._fields('>'))}>"
-        inner = [self._type()]
-        if name == "map":
-            self._sign(",")
-            inner.append(self._type())
-        self._sign(">")
-        return f"{name}<{','.join(inner)}>"
+def _fields(text: str, struct: exp.DataType) -> list[TableColumn]:
+    """The columns of a struct; the schema itself is one too."""
+    fields: dict[str, TableColumn] = {}
+    for column in struct.expressions:
+        at = column.this.meta["start"] - len(_OPEN)
+        if column.name.lower() in fields:
+            raise _malformed(f"column {column.name} is there twice", text, at)
+        for attribute in column.constraints:
+            _check_attribute(text, attribute, at)
+        fields[column.name.lower()] = TableColumn(column.name, _type(text, column.kind, at))
+    return list(fields.values())
 
-    def _numbers(self, name: str) -> str:
-        least, most = _SIZED[name]
-        if not self._peek("("):
-            if least:
-                self._fail_here(f"{name.upper()} needs its length, as in {name.upper()}(20)")
-            return ""
-        self._next += 1
-        numbers = [self._number()]
-        while self._peek(",") and len(numbers) < most:
-            self._next += 1
-            numbers.append(self._number())
-        self._sign(")")
-        return f"({','.join(numbers)})"
 
-    def _attributes(self) -> None:
-        while self._next < len(self._tokens) and self._tokens[self._next].kind == "word":
-            token = self._tokens[self._next]
-            self._next += 1
-            if token.text.lower() == "not":
-                self._fail(
-                    "NOT NULL does not go here: a field that is missing is null; filter it in a step", token.position
-                )
-            elif token.text.lower() == "comment":
-                self._take("text", "a text in quotes")
-            else:
-                self._fail(f"{token.text!r} does not belong here: is a comma missing before it?", token.position)
+def _check_attribute(text: str, attribute: exp.ColumnConstraint, at: int) -> None:
+    from sqlglot import exp
 
-    def _name(self) -> _Token:
-        if self._next < len(self._tokens) and self._tokens[self._next].kind == "quoted":
-            token = self._tokens[self._next]
-            self._next += 1
-            return token._replace(text=token.text[1:-1].replace("``", "`"))
-        return self._take("word", "the name of a column")
+    said = attribute.sql("spark")
+    if isinstance(attribute.kind, exp.NotNullColumnConstraint):
+        way_out = "a field that is missing is null; filter it in a step"
+        raise _malformed(f"{said} does not go here: {way_out}", text, at)
+    if not isinstance(attribute.kind, exp.CommentColumnConstraint):
+        raise _malformed(f"{said} does not go here: a column has a name, a type and a COMMENT", text, at)
 
-    def _number(self) -> str:
-        token = self._take("word", "a number")
-        if not token.text.isdigit():
-            self._fail(f"{token.text} is not a number", token.position)
-        return token.text
 
-    def _sign(self, sign: str) -> None:
-        if not self._peek(sign):
-            self._fail_here(f"{sign} belongs here")
-        self._next += 1
+def _type(text: str, kind: exp.DataType, at: int) -> str:
+    """A type as Spark shows it; `at` is where its column stands."""
+    name = _TYPES[kind.this.name]
+    if name == "struct":
+        return f"struct<{','.join(f'{one.name}:{one.type}' for one in _fields(text, kind))}>"
+    least, most, example = _INSIDE.get(name, (0, 0, name.upper()))
+    if not least <= len(kind.expressions) <= most:
+        raise _malformed(f"{kind.sql('spark')} is not a type: write it as {example}", text, at)
+    if name in ("array", "map"):
+        return f"{name}<{','.join(_type(text, one, at) for one in kind.expressions)}>"
+    numbers = [one.name for one in kind.expressions]
+    for number in numbers:
+        if not number.isdigit():
+            raise _malformed(f"{number.lower()} is not a number: write {name.upper()} as {example}", text, at)
+    return f"{name}({','.join(numbers)})" if numbers else name
 
-    def _peek(self, sign: str) -> bool:
-        return self._next < len(self._tokens) and self._tokens[self._next][:2] == ("sign", sign)
 
-    def _take(self, kind: str, what: str) -> _Token:
-        if self._next == len(self._tokens) or self._tokens[self._next].kind != kind:
-            self._fail_here(f"{what} belongs here")
-        self._next += 1
-        return self._tokens[self._next - 1]
+def _no_type(word: str) -> str:
+    near = difflib.get_close_matches(word.lower(), _TYPES.values(), n=1, cutoff=0.6)
+    return f"{word} is not a type: " + (
+        f"did you mean {near[0].upper()}?" if near else f"the types are {', '.join(_TYPES.values())}"
+    )
 
-    def _tokenized(self) -> list[_Token]:
-        tokens, position = [], 0
-        while position < len(self._text):
-            found = _TOKEN.match(self._text, position)
-            if found is None:
-                self._fail(f"{self._text[position]!r} does not belong into a schema", position)
-            if found.lastgroup is not None:
-                tokens.append(_Token(found.lastgroup, found[0], position))
-            position = found.end()
-        return tokens
 
-    def _fail_here(self, text: str) -> NoReturn:
-        at = self._tokens[self._next].position if self._next < len(self._tokens) else len(self._text.rstrip())
-        self._fail(text, at)
+def _unread(text: str, error: Mapping[str, Any]) -> Malformed:
+    """What sqlglot does not take, with the word where it stopped."""
+    word, line = str(error["highlight"]), int(error["line"])
+    column = int(error["col"]) - len(word) + 1 - (len(_OPEN) if line == 1 else 0)
+    if line > text.count("\n") + 1:
+        return _malformed("a comma or > belongs here", text, len(text.rstrip()))
+    return Malformed(f"{word!r} does not belong here: is a comma missing before it?", line, column)
 
-    def _fail(self, text: str, position: int) -> NoReturn:
-        before = self._text[:position]
-        raise Malformed(text, before.count("\n") + 1, position - (before.rfind("\n") + 1) + 1)
+
+def _malformed(why: str, text: str, position: int) -> Malformed:
+    before = text[:position]
+    return Malformed(why, before.count("\n") + 1, position - (before.rfind("\n") + 1) + 1)
