@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import forebay
 from forebay.cli import brokers
 from forebay.cli.app import app
-from forebay.cli.invocation import DIRECTORY_VARIABLE, URL_VARIABLE
+from forebay.cli.options import DIRECTORY_VARIABLE, URL_VARIABLE
 from forebay.settings import Settings
 from tests.cli.rig import Outcome, Shell, one_line
 from tests.cli.test_help_and_docs import COMMANDS

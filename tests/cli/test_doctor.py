@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.cli import probes
-from forebay.cli.answers import AnswerKind
+from forebay.cli.doctor import probes
+from forebay.cli.doctor.answers import AnswerKind
 from forebay.disk import SystemDisk
 from forebay.spark.start import java
 from forebay.spark.start.java import Java

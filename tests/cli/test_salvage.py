@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from forebay.cli import shards, topics
+from forebay.cli import shard
 from forebay.cli.terminal import Meter
+from forebay.cli.topic import delete
 from tests.cli.house import TOPIC, House, child
 from tests.cli.rig import Outcome, Shell, flip, one_line, snapshot
 from tests.ledger import Ledger
@@ -89,8 +90,8 @@ class Shown:
 
 def test_how_far_salvaging_and_deleting_have_come_is_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Shown()
-    monkeypatch.setattr(shards, "meter", shown)
-    monkeypatch.setattr(topics, "meter", shown)
+    monkeypatch.setattr(shard, "meter", shown)
+    monkeypatch.setattr(delete, "meter", shown)
 
     _salvage(house, "--append")
     house.ok("b", "topic", "delete", TOPIC, "--yes")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.cli import produce
+from forebay.cli.produce import command as produce
 from tests.cli.rig import COMMAND, filled
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import forebay
 from forebay.cli.app import app
-from forebay.cli.invocation import DIRECTORY_VARIABLE, URL_VARIABLE
+from forebay.cli.options import DIRECTORY_VARIABLE, URL_VARIABLE
 from forebay.cli.top import BrokerLook, say_look
 from forebay.wire.messages import (
     BrokerStatus,

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import forebay
-from forebay.cli import probes
 from forebay.cli.app import app
-from forebay.cli.invocation import DIRECTORY_VARIABLE
+from forebay.cli.doctor import probes
+from forebay.cli.options import DIRECTORY_VARIABLE
 from forebay.format.metadata.keys import token_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Put

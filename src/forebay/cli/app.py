@@ -7,40 +7,36 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli import (
-    conforming,
-    consume,
-    doctor,
-    groups,
-    inspecting,
-    lookups,
-    pipelines,
-    produce,
-    routers,
-    serving,
-    shards,
-    tokens,
-    top,
-    topics,
-    usage,
-)
-from forebay.cli.commands import Commands
-from forebay.cli.invocation import (
+from forebay.cli import conformance, consume, du, dump, group, records, repair, router, serve, shard, token, top, verify
+from forebay.cli.commands import root
+from forebay.cli.doctor import command as doctor
+from forebay.cli.history import backfill, compact, migrate, profile, reindex, scrub
+from forebay.cli.invocation import Options
+from forebay.cli.options import (
     AssignmentsOption,
     DirectoryOption,
     LogFormatOption,
-    Options,
     SettingsOption,
     UrlOption,
     VerboseOption,
 )
+from forebay.cli.pipeline import plan
+from forebay.cli.pipeline import run as run_declared
+from forebay.cli.produce import command as produce
+from forebay.cli.table import lake, register
+from forebay.cli.topic import alter, copy, create, delete, export, move, seal, show, unseal
+from forebay.cli.topic import list as list_topics
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = root
+"""`forebay`, with every command: each module below registers its own when it is imported."""
+MODULES = (
+    *(alter, copy, create, delete, export, list_topics, move, seal, show, unseal),
+    *(consume, produce, records, group, shard, du),
+    *(dump, verify, repair, doctor),
+    *(run_declared, plan),
+    *(backfill, compact, migrate, profile, reindex, scrub),
+    *(lake, register),
+    *(router, token, serve, top, conformance),
 )
 
 HELP = """Durable event streams: a fast local log in front, immutable sealed segments behind.
@@ -65,7 +61,7 @@ def _say_version(asked: bool) -> None:  # noqa: FBT001 - the signature is typer'
         raise typer.Exit
 
 
-@app.callback(help=HELP)
+@root.callback(help=HELP)
 def common(
     ctx: typer.Context,
     *,
@@ -90,27 +86,10 @@ def common(
     )
 
 
-app.add_typer(topics.app, name="topic")
-app.add_typer(shards.app, name="shard")
-app.add_typer(lookups.app, name="records")
-app.add_typer(groups.app, name="group")
-app.add_typer(routers.app, name="router")
-app.add_typer(tokens.app, name="token")
-app.add_typer(pipelines.app, name="pipeline")
-produce.register(app)
-consume.register(app)
-usage.register(app)
-inspecting.register(app)
-doctor.register(app)
-serving.register(app)
-top.register(app)
-conforming.register(app)
-
-
 def run(words: Sequence[str]) -> int:
     """Run one command line; its exit code."""
     try:
-        typer.main.get_command(app).main(list(words), prog_name="forebay")
+        typer.main.get_command(root).main(list(words), prog_name="forebay")
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 1
     raise AssertionError("a command always leaves")

@@ -19,17 +19,16 @@ from forebay.cli.failures import (
     unwritten,
 )
 from forebay.cli.interruptions import Interrupted
-from forebay.cli.invocation import (
+from forebay.cli.invocation import Invocation, Options
+from forebay.cli.logs import LogFormat, logging_to_stderr
+from forebay.cli.options import (
     AssignmentsOption,
     DirectoryOption,
-    Invocation,
     LogFormatOption,
-    Options,
     SettingsOption,
     UrlOption,
     VerboseOption,
 )
-from forebay.cli.logs import LogFormat, logging_to_stderr
 from forebay.cli.terminal import flush
 from forebay.errors import ForebayError
 
@@ -49,7 +48,11 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 class Commands(TyperGroup):
-    """A group whose usage errors are one line too."""
+    """A group whose usage errors are one line too, and whose help lists commands by name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The words of the commands, sorted: modules are imported in no order that says anything."""
+        return sorted(super().list_commands(ctx))
 
     def main(self, *arguments: Any, **options: Any) -> NoReturn:
         """Run and leave the process with the exit code."""
@@ -73,6 +76,23 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+root = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+"""`forebay` itself: what its commands of one word are registered with."""
+
+
+def group(name: str, *, help: str) -> typer.Typer:
+    """`forebay NAME`: what its commands are registered with."""
+    made = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, help=help)
+    root.add_typer(made, name=name)
+    return made
+
+
 def command(app: typer.Typer, name: str, *, examples: Sequence[str], by_url: bool = False) -> Callable[[Body], Body]:
     """Register a command. Its docstring and the examples are its help; `by_url` says that it can ask a broker."""
 
@@ -94,6 +114,7 @@ def command(app: typer.Typer, name: str, *, examples: Sequence[str], by_url: boo
         parameters = [context, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *shared]
         invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         invoke.__annotations__ = {one.name: one.annotation for one in parameters}
+        invoke.__wrapped__ = body  # type: ignore[attr-defined]
         app.command(name, help=_help(body, examples))(invoke)
         return body
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli.commands import command
+from forebay.cli.commands import command, root
 from forebay.cli.failures import complain
 from forebay.cli.invocation import Invocation
+from forebay.cli.options import CountOption, PartitionOption, TopicArgument
 from forebay.cli.terminal import as_json, readable_time, say, write
 from forebay.errors import DataLoss, Invalid
 from forebay.records import EARLIEST, LATEST, Gap, Position, Reason, Record
@@ -33,7 +34,6 @@ class OutputFormat(enum.StrEnum):
     RAW = "raw"
 
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 FromOption = Annotated[
     str | None,
     typer.Option(
@@ -54,8 +54,6 @@ FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on with n
 TimeoutOption = Annotated[
     float | None, typer.Option(help="With --follow: end when nothing came for so many seconds.", show_default=False)
 ]
-CountOption = Annotated[int | None, typer.Option("--count", "-n", help="So many records.", show_default=False)]
-PartitionOption = Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)]
 FormatOption = Annotated[
     OutputFormat,
     typer.Option(
@@ -65,22 +63,18 @@ FormatOption = Annotated[
 LossOption = Annotated[bool, typer.Option("--fail-on-loss", help="End with code 6 at a lost or damaged range.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(
-        app,
-        "consume",
-        examples=[
-            "forebay consume shop/orders",
-            "forebay consume shop/orders --from latest --follow",
-            "forebay consume shop/orders --partition 2 --from 1000 --until 2000 --format json",
-            "forebay consume shop/orders --from 2031-05-06T00:00:00Z --until 2031-05-07T00:00:00Z",
-            "forebay consume shop/orders --format json | forebay produce shop/copy --format json",
-        ],
-        by_url=True,
-    )(consume)
-
-
+@command(
+    root,
+    "consume",
+    examples=[
+        "forebay consume shop/orders",
+        "forebay consume shop/orders --from latest --follow",
+        "forebay consume shop/orders --partition 2 --from 1000 --until 2000 --format json",
+        "forebay consume shop/orders --from 2031-05-06T00:00:00Z --until 2031-05-07T00:00:00Z",
+        "forebay consume shop/orders --format json | forebay produce shop/copy --format json",
+    ],
+    by_url=True,
+)
 def consume(
     run: Invocation,
     *,

@@ -6,13 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from forebay.cli.assignments import assigned
 from forebay.cli.interruptions import Interruptions
 from forebay.cli.logs import LogFormat
+from forebay.cli.options import DIRECTORY_DEFAULT, DIRECTORY_VARIABLE, URL_VARIABLE, assigned
 from forebay.errors import Invalid
 
 if TYPE_CHECKING:
@@ -20,47 +18,6 @@ if TYPE_CHECKING:
     from forebay.settings import Settings
     from forebay.storage import Storage
     from forebay.surface.blocking import Log
-
-DIRECTORY_VARIABLE = "FOREBAY_DATA"
-DIRECTORY_DEFAULT = "data"
-URL_VARIABLE = "FOREBAY_URL"
-
-DirectoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help=f"The data directory [default: ${DIRECTORY_VARIABLE}, else ./{DIRECTORY_DEFAULT}].",
-        show_default=False,
-    ),
-]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help=f"A broker in place of a data directory: http://HOST:PORT [default: ${URL_VARIABLE}].",
-        show_default=False,
-    ),
-]
-SettingsOption = Annotated[
-    str | None,
-    typer.Option("--settings", metavar="FILE", help="Settings in YAML.", show_default=False),
-]
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-AssignmentsOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="One setting, as wal.sync_interval_ms=200.", show_default=False),
-]
-LogFormatOption = Annotated[
-    LogFormat | None,
-    typer.Option("--log-format", help="How log lines on stderr are written [default: text].", show_default=False),
-]
-VerboseOption = Annotated[
-    bool | None,
-    typer.Option("--verbose", "-v", help="Log what is done, not only what is wrong.", show_default=False),
-]
 
 
 @dataclass(frozen=True, kw_only=True)

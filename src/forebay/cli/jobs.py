@@ -1,4 +1,4 @@
-"""What the jobs below `forebay pipeline` share: where the records are, how Spark is started, progress, the answer.
+"""What the jobs on Spark share: where the records are, how Spark is started, progress, the answer.
 
 A job states its own options. Those that all jobs have are added to them, and come to it as a `Job`.
 """
@@ -15,15 +15,9 @@ import typer
 
 from forebay.cli.commands import command
 from forebay.cli.failures import DAMAGE, UNAVAILABLE
-from forebay.cli.invocation import AsJson, Invocation
-from forebay.cli.spark_options import (
-    MASTER_DEFAULT,
-    ConfOption,
-    DryRunOption,
-    MasterOption,
-    location_of,
-    spark_session,
-)
+from forebay.cli.invocation import Invocation
+from forebay.cli.options import MASTER_DEFAULT, AsJson, ConfOption, DryRunOption, MasterOption
+from forebay.cli.spark import location_of, spark_session
 from forebay.cli.terminal import Meter, meter, say
 
 if TYPE_CHECKING:
@@ -69,10 +63,12 @@ class Job:
         return say_report(report, as_json=self.as_json)
 
 
-def job_command(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Callable[[Callable[..., int]], None]:
+def job_command(
+    app: typer.Typer, name: str, *, examples: Sequence[str]
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Register a job: a function of the `Job` and of its own options, which returns an exit code."""
 
-    def register(body: Callable[..., int]) -> None:
+    def register(body: Callable[..., int]) -> Callable[..., int]:
         def run_job(run: Invocation, **given: Any) -> int:
             shared = {option: given.pop(option) for option in SHARED}
             return body(Job(name=name, location=location_of(run), **shared), **given)
@@ -85,7 +81,9 @@ def job_command(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Call
         run = inspect.Parameter("run", inspect.Parameter.POSITIONAL_ONLY, annotation=Invocation)
         run_job.__signature__ = inspect.Signature([run, *own, *shared])  # type: ignore[attr-defined]
         run_job.__doc__ = body.__doc__
+        run_job.__wrapped__ = body  # type: ignore[attr-defined]
         command(app, name, examples=examples)(run_job)
+        return body
 
     return register
 

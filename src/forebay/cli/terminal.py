@@ -1,4 +1,4 @@
-"""What a command shows: lines on stdout, and progress on stderr where a person is looking."""
+"""What a command shows: lines on stdout, questions and progress on stderr where a person is looking."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Protocol
 
-from forebay.errors import Unavailable
+import typer
+
+from forebay.errors import Invalid, Unavailable
 
 
 def say(line: str) -> None:
@@ -89,6 +91,15 @@ def readable_time(timestamp_ms: int) -> str:
         )
     except (OverflowError, ValueError, OSError):
         return f"{timestamp_ms}ms"
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Return if `what` may be deleted; raises unless the user says so."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Invalid(f"{what} would be deleted: add --yes to do it")
+    typer.confirm(f"Delete {what}?", abort=True, err=True)
 
 
 class Meter(Protocol):

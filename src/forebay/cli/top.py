@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from forebay.cli.commands import command
-from forebay.cli.invocation import URL_VARIABLE, Invocation
+from forebay.cli.commands import command, root
+from forebay.cli.invocation import Invocation
+from forebay.cli.options import URL_VARIABLE
 from forebay.cli.terminal import flush, say, say_table
 from forebay.errors import Invalid
 
@@ -38,12 +39,7 @@ class BrokerLook(NamedTuple):
     """Where each group stands."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    examples = ["forebay top --url http://127.0.0.1:7878", "forebay top --once"]
-    command(app, "top", examples=examples, by_url=True)(top)
-
-
+@command(root, "top", examples=["forebay top --url http://127.0.0.1:7878", "forebay top --once"], by_url=True)
 def top(run: Invocation, *, once: OnceOption = False, interval: IntervalOption = 2.0) -> None:
     """Show how a broker fares, until Ctrl-C: records appended a second, how far groups are behind, what is degraded.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from forebay.cli.declared import live_line
+from forebay.cli.pipeline.run import live_line
 from forebay.clock import SystemClock
 from forebay.errors import Unavailable
 from forebay.spark import pipelines

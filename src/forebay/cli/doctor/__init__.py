@@ -1,0 +1,1 @@
+"""`forebay doctor`: is this machine fit, and is the directory in order?"""

@@ -1,0 +1,1 @@
+"""`forebay produce`: lines, JSON lines or files into a topic."""

@@ -1,0 +1,1 @@
+"""Topics as tables: each command of it has a module of its own."""
