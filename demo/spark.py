@@ -16,8 +16,8 @@ from pyspark.sql import functions as sql
 
 import forebay
 from forebay.spark import Location, Rules, compact, table
+from forebay.spark.pipelines.file.parsing import load_pipeline
 from forebay.spark.pipelines.outline import outline
-from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.running import Running
 
 if TYPE_CHECKING:

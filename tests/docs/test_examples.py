@@ -14,8 +14,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from forebay import Settings
-from forebay.spark.pipelines.checking import check_pipeline
-from forebay.spark.pipelines.parsing import load_pipeline
+from forebay.spark.pipelines.file.checking import check_pipeline
+from forebay.spark.pipelines.file.parsing import load_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

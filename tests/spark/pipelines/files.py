@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import forebay
-from forebay.spark.pipelines.checking import check_pipeline
-from forebay.spark.pipelines.document import Flawed
-from forebay.spark.pipelines.model import Pipeline
+from forebay.spark.pipelines.file.checking import check_pipeline
+from forebay.spark.pipelines.file.document import Flawed
+from forebay.spark.pipelines.file.model import Pipeline
+from forebay.spark.pipelines.file.parsing import load_pipeline
 from forebay.spark.pipelines.outline import outline
-from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.progress import SinkProgress
 from forebay.spark.pipelines.running import Running
 from forebay.spark.pipelines.views import build, own_session

@@ -15,7 +15,7 @@ import pytest
 import forebay
 from examples.fill import clicks
 from forebay.errors import ForebayError, Invalid
-from forebay.spark.pipelines.document import Flawed
+from forebay.spark.pipelines.file.document import Flawed
 from forebay.spark.pipelines.progress import RunReport
 from tests.cli.rig import Shell
 from tests.spark.pipelines.files import built, pipeline_of, records_of, running_of

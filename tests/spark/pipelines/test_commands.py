@@ -16,7 +16,7 @@ from forebay.cli.pipeline.run import live_line
 from forebay.clock import SystemClock
 from forebay.errors import Unavailable
 from forebay.spark import pipelines
-from forebay.spark.pipelines.parsing import load_pipeline
+from forebay.spark.pipelines.file.parsing import load_pipeline
 from forebay.spark.pipelines.progress import SinkProgress
 from tests.cli.rig import COMMAND, Outcome, Shell
 from tests.ledger import Ledger

@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 
 from forebay.errors import Invalid
-from forebay.spark.pipelines.checking import unused
-from forebay.spark.pipelines.document import Flawed, Place
-from forebay.spark.pipelines.model import FileSource, Format, Mode, TableSink, TopicSink, TopicSource
-from forebay.spark.pipelines.parsing import load_pipeline
+from forebay.spark.pipelines.file.checking import unused
+from forebay.spark.pipelines.file.document import Flawed, Place
+from forebay.spark.pipelines.file.model import FileSource, Format, Mode, TableSink, TopicSink, TopicSource
+from forebay.spark.pipelines.file.parsing import load_pipeline
 from tests.spark.pipelines.files import BATCH, SOUND, flaws_of, pipeline_of
 
 _ORDERS: Final = "  - name: orders\n    topic: shop/orders\n"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pytest
 
 from forebay.spark.pipelines.progress import RunReport, SinkProgress
-from forebay.spark.pipelines.running import Running
-from forebay.spark.pipelines.watching import Tasks, beside, tasks_of
+from forebay.spark.pipelines.running import Running, Tasks, beside, tasks_of
 from tests.spark.pipelines.files import BATCH, pipeline_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import Invalid
-from forebay.spark.pipelines.queries import Unread, understood
+from forebay.spark.pipelines.file.queries import Unread, understood
 from forebay.spark.values.avro import columns_of_avro
 from forebay.spark.values.schema import Malformed, columns_of
 

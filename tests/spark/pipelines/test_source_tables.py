@@ -16,7 +16,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimeType
 import forebay
 from forebay.errors import Unsupported
 from forebay.spark.jobs import lake, register
-from forebay.spark.pipelines.document import Flawed
+from forebay.spark.pipelines.file.document import Flawed
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import look_up_table, open_catalog, table_names

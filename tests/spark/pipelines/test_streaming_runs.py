@@ -15,9 +15,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import forebay
 from forebay.errors import ForebayError, Invalid
-from forebay.spark.pipelines.document import Flawed
+from forebay.spark.pipelines.file.document import Flawed
+from forebay.spark.pipelines.file.parsing import load_pipeline
 from forebay.spark.pipelines.outline import outline
-from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.progress import SinkProgress
 from forebay.spark.pipelines.running import into_topic
 from forebay.spark.place.location import Location

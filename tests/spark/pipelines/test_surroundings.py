@@ -11,8 +11,8 @@ import pytest
 import forebay
 from forebay.errors import Invalid
 from forebay.loads.prepare import Sink
+from forebay.spark.pipelines.file.parsing import load_pipeline
 from forebay.spark.pipelines.outline import outline
-from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.surroundings import place_of, read_options
 from forebay.spark.tables.staged import StagedTable
 from forebay.spark.writing.options import WriteOptions

@@ -15,7 +15,7 @@ from forebay.cli.terminal import say, say_json
 from forebay.errors import Invalid
 
 if TYPE_CHECKING:
-    from forebay.spark.pipelines.model import Pipeline
+    from forebay.spark.pipelines.file.model import Pipeline
     from forebay.spark.pipelines.outline import Outline
     from forebay.spark.start.session import Session
 
@@ -30,8 +30,8 @@ def pipeline_session(run: Invocation, pipeline: Pipeline, master: str) -> Abstra
 
 def checked_pipeline(run: Invocation, file: str, conf: Sequence[str] | None) -> tuple[Pipeline, Outline]:
     """The pipeline of a file and what it would do, checked as far as that goes without Spark."""
+    from forebay.spark.pipelines.file.parsing import load_pipeline
     from forebay.spark.pipelines.outline import outline
-    from forebay.spark.pipelines.parsing import load_pipeline
 
     with flaws_by_line():
         pipeline = load_pipeline(file).with_settings(parse_conf(conf), "--conf")
@@ -45,7 +45,7 @@ def checked_pipeline(run: Invocation, file: str, conf: Sequence[str] | None) -> 
 @contextmanager
 def flaws_by_line() -> Iterator[None]:
     """Shows what is wrong with a file on a line for each thing."""
-    from forebay.spark.pipelines.document import Flawed
+    from forebay.spark.pipelines.file.document import Flawed
 
     try:
         yield

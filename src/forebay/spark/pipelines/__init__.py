@@ -19,16 +19,16 @@ def plan(file: str, location: Mapping[str, str] | None = None) -> Outline:
 
     `location` says where topics are, by the options of `spark.read`; else the file does.
     """
+    from forebay.spark.pipelines.file.parsing import load_pipeline
     from forebay.spark.pipelines.outline import outline
-    from forebay.spark.pipelines.parsing import load_pipeline
 
     return outline(load_pipeline(file), location)
 
 
 def run(spark: SparkSession, file: str, location: Mapping[str, str] | None = None) -> RunReport:
     """Check the pipeline in a file, and run it in a session beside the given one, to its end."""
+    from forebay.spark.pipelines.file.parsing import load_pipeline
     from forebay.spark.pipelines.outline import outline
-    from forebay.spark.pipelines.parsing import load_pipeline
     from forebay.spark.pipelines.running import Running
 
     pipeline = load_pipeline(file)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from forebay.spark.pipelines.model import CORRUPT, RECORD_PREFIX, BadRecords, Format, Schema, TopicSource
+from forebay.spark.pipelines.file.model import CORRUPT, RECORD_PREFIX, BadRecords, Format, Schema, TopicSource
 from forebay.spark.values.avro import AvroValues
 from forebay.spark.values.schema import TableColumn
 

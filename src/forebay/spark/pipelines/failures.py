@@ -15,7 +15,7 @@ from pyspark.logger import PySparkLogger
 
 from forebay import errors
 from forebay.errors import ForebayError, Invalid
-from forebay.spark.pipelines.document import Flaw, Flawed, Place, Word
+from forebay.spark.pipelines.file.document import Flaw, Flawed, Place, Word
 
 _OURS: Final = re.compile(r"forebay\.errors\.(\w+): ([^\n]*)")
 _RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] ([^\n]*?)(?: SQLSTATE|\n|$)")

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from forebay.spark.pipelines.checking import check_pipeline, unused
-from forebay.spark.pipelines.checkpoints import may_have_begun, standing
-from forebay.spark.pipelines.model import (
+from forebay.spark.pipelines.file.checking import check_pipeline, unused
+from forebay.spark.pipelines.file.model import (
     FileSource,
     Mode,
     Pipeline,
@@ -18,7 +17,8 @@ from forebay.spark.pipelines.model import (
     TableSink,
     TopicSource,
 )
-from forebay.spark.pipelines.queries import understood
+from forebay.spark.pipelines.file.queries import understood
+from forebay.spark.pipelines.progress import may_have_begun, standing
 from forebay.spark.pipelines.surroundings import check_surroundings, place_of, read_options
 from forebay.spark.reading.options import ReadOptions
 from forebay.spark.reading.view import load, load_or_look

@@ -7,27 +7,27 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ForebayError
 from forebay.spark.pipelines.failures import failure, quiet
-from forebay.spark.pipelines.model import Mode, Output, Overwrite, Pipeline, Sink, TableFormat, TopicSink
+from forebay.spark.pipelines.file.model import Mode, Output, Overwrite, Pipeline, Sink, TableFormat, TopicSink
 from forebay.spark.pipelines.progress import ROWS, OnProgress, RunReport, SinkProgress
 from forebay.spark.pipelines.surroundings import write_options
 from forebay.spark.pipelines.views import Outlet, build, own_session
-from forebay.spark.pipelines.watching import beside, tasks_of
 from forebay.spark.place.location import Location
 from forebay.spark.start.session import context_of
 from forebay.spark.tables.open_table import OpenTable, QueryBatch
 from forebay.spark.tables.staged import StagedTable
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext, StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -260,3 +260,42 @@ def target_of(pipeline: Pipeline, sink: Sink) -> str:
     if isinstance(sink, TopicSink):
         return str(sink.topic)
     return pipeline.table_of(sink)
+
+
+class Tasks(NamedTuple):
+    """Of the jobs so far: how many are done, of how many that were begun."""
+
+    done: int
+    all: int
+
+
+def tasks_of(tracker: StatusTracker | Any, group: str) -> Tasks:
+    """The tasks of the stages that Spark has begun for a group of jobs."""
+    done = total = 0
+    for job in tracker.getJobIdsForGroup(group):
+        found = tracker.getJobInfo(job)
+        for stage in found.stageIds if found is not None else ():
+            stage_info = tracker.getStageInfo(stage)
+            if stage_info is not None:
+                done, total = done + stage_info.numCompletedTasks, total + stage_info.numTasks
+    return Tasks(done, total)
+
+
+@contextlib.contextmanager
+def beside(context: SparkContext | Any, group: str, work: Callable[[], None]) -> Iterator[Future[None]]:
+    """The work, begun in another thread. If the block is left by an error, its jobs are ended first."""
+
+    def grouped() -> None:
+        context.setJobGroup(group, group, interruptOnCancel=True)
+        work()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="forebay-pipeline") as pool:
+        begun = pool.submit(grouped)
+        try:
+            yield begun
+        except BaseException:
+            while not begun.done():
+                # Again and again: the work may be between two jobs.
+                context.cancelJobGroup(group)
+                wait([begun], timeout=0.2)
+            raise

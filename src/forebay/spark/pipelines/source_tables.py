@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.errors import Invalid, Unavailable, Unsupported
-from forebay.spark.pipelines.document import Flaws, flawed, hint
-from forebay.spark.pipelines.model import FileFormat, FileSource, Pipeline
+from forebay.spark.pipelines.file.document import Flaws, flawed, hint
+from forebay.spark.pipelines.file.model import FileFormat, FileSource, Pipeline
 from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import look_up_table, table_names
 from forebay.spark.tables.files import TableFiles, files_of

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from forebay.errors import Invalid
-from forebay.spark.pipelines.checking import check_columns
-from forebay.spark.pipelines.document import Flaws, Place, Word, flawed, hint
-from forebay.spark.pipelines.model import (
+from forebay.spark.pipelines.file.checking import check_columns
+from forebay.spark.pipelines.file.document import Flaws, Place, Word, flawed, hint
+from forebay.spark.pipelines.file.model import (
     Mode,
     Overwrite,
     Pipeline,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.spark.pipelines.decoding import decoded, encoded_avro
-from forebay.spark.pipelines.document import Word, flawed, hint
 from forebay.spark.pipelines.failures import errors_at
-from forebay.spark.pipelines.model import (
+from forebay.spark.pipelines.file.document import Word, flawed, hint
+from forebay.spark.pipelines.file.model import (
     FileFormat,
     FileSource,
     Format,

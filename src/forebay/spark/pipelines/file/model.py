@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from forebay.spark.pipelines.document import Place, Word
+from forebay.spark.pipelines.file.document import Place, Word
 from forebay.spark.reading.columns import SPARK_TYPES
 from forebay.spark.values.schema import TableColumn
 

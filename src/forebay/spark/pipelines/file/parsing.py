@@ -13,8 +13,8 @@ from typing import Final
 import yaml
 
 from forebay.errors import Invalid
-from forebay.spark.pipelines.document import Fields, Flaws, Word, read_document
-from forebay.spark.pipelines.model import (
+from forebay.spark.pipelines.file.document import Fields, Flaws, Word, read_document
+from forebay.spark.pipelines.file.model import (
     BadRecords,
     FileFormat,
     FileSource,

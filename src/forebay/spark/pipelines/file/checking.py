@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from forebay.spark.pipelines.document import Flaws, Word, hint
-from forebay.spark.pipelines.model import (
+from forebay.spark.pipelines.file.document import Flaws, Word, hint
+from forebay.spark.pipelines.file.model import (
     RECORD_PREFIX,
     Format,
     Mode,
@@ -20,7 +20,7 @@ from forebay.spark.pipelines.model import (
     TopicSource,
     ViewStep,
 )
-from forebay.spark.pipelines.queries import Reference, understood
+from forebay.spark.pipelines.file.queries import Reference, understood
 from forebay.spark.values.schema import TableColumn
 from forebay.topics import TopicName
 
