@@ -13,10 +13,13 @@ import pytest
 
 from forebay import locks
 from tests.ledger import Budgets, Ledger, LedgerPlugin, enclose
+from tests.shares import SharesScheduling, longest_first
 from tests.support.soak import SOAK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
 
 # No deadline: a shared machine is slow at moments, which says nothing about the code.
 hypothesis.settings.register_profile("normal", deadline=None)
@@ -44,10 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LedgerPlugin(Budgets.load() if is_judged else None), "forebay-ledger")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, optionalhook=True)  # before xdist's own choice; without xdist there is no such hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    if config.option.dist != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # the order is that of `longest_first`
+    return SharesScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items[:] = longest_first(items)
     for item in items:
         if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))  # one JVM for the run, not one per worker
             # A busy machine starts Spark in a minute.
             item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
         if SOAK:
