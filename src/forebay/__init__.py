@@ -65,7 +65,8 @@ if _typing.TYPE_CHECKING:
         RecordPage,
         SubscriptionLag,
     )
-    from forebay.routers import HeaderMatch, RouterRule, Routers, RouterSource, RouterSpec, RouterState, RouterStatus
+    from forebay.routers import Routers
+    from forebay.routing import HeaderMatch, RouterRule, RouterSource, RouterSpec, RouterState, RouterStatus
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision
     from forebay.shard.history import ExportStatus
@@ -204,15 +205,8 @@ _HOMES = {
         "RecordPage",
         "SubscriptionLag",
     ),
-    "forebay.routers": (
-        "HeaderMatch",
-        "RouterRule",
-        "RouterSource",
-        "RouterSpec",
-        "RouterState",
-        "RouterStatus",
-        "Routers",
-    ),
+    "forebay.routers": ("Routers",),
+    "forebay.routing": ("HeaderMatch", "RouterRule", "RouterSource", "RouterSpec", "RouterState", "RouterStatus"),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision",),
     "forebay.shard.history": ("ExportStatus",),

@@ -12,7 +12,8 @@ from forebay.format.metadata.value import decode_value, encode_value
 from forebay.partitioning import partition_of_key
 from forebay.records import Record
 from forebay.routers import HeaderMatch, RouterRule, RouterSource, RouterSpec
-from forebay.routers.rules import check_no_cycle, check_router_name, check_rule, routed
+from forebay.routers.rules import check_no_cycle, routed
+from forebay.routing import check_router_name, check_rule
 from forebay.topics import TopicName
 
 

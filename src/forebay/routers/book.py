@@ -19,15 +19,8 @@ from forebay.format.metadata.keys import router_key, routers_prefix, routes_key
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import Absent, Delete, Entry, MetadataStore, Put, RevisionIs
 from forebay.records import EARLIEST, LATEST, Position
-from forebay.routers.rules import (
-    SOURCES_MAX,
-    RouterRule,
-    RouterSource,
-    RouterSpec,
-    check_no_cycle,
-    check_router_name,
-    check_rule,
-)
+from forebay.routers.rules import check_no_cycle
+from forebay.routing import SOURCES_MAX, RouterRule, RouterSource, RouterSpec, check_router_name, check_rule
 from forebay.storage import Storage, Topic
 from forebay.topics import TopicName, TopicSpec
 

@@ -27,7 +27,8 @@ from forebay.format.frame.batch import Batch
 from forebay.live import PolledPage, poll
 from forebay.records import EARLIEST, Gap, Reason, Record
 from forebay.routers.book import note_of, parse_note
-from forebay.routers.rules import RoutedRecords, RouterRule, RouterSpec, routed
+from forebay.routers.rules import RoutedRecords, routed
+from forebay.routing import RouterRule, RouterSpec
 from forebay.settings import Settings
 from forebay.storage import Topic
 

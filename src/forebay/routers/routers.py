@@ -4,50 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ForebayError, Invalid, UnknownTopic
 from forebay.records import LATEST, Position
 from forebay.routers.book import RouterBook
-from forebay.routers.rules import KEEP_KEY, HeaderMatch, RouterRule, RouterSource, RouterSpec
 from forebay.routers.running import MovedState, RouterRunner
+from forebay.routing import KEEP_KEY, HeaderMatch, RouterRule, RouterSource, RouterSpec, RouterState, RouterStatus
 from forebay.storage import Storage
 from forebay.topics import TopicName
-
-
-class RouterState(StrEnum):
-    """What a router does."""
-
-    RUNNING = "running"
-    """This process moves its records."""
-    DEFINED = "defined"
-    """It is not paused, and this process does not run routers."""
-    PAUSED = "paused"
-    FAILING = "failing"
-    """It waits and tries again; `failures` says why."""
-    SOURCE_DELETED = "source_deleted"
-    """A topic that it reads was deleted: nothing more comes from there."""
-    DESTINATION_DELETED = "destination_deleted"
-    """The topic that it fills was deleted: it has stopped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterStatus:
-    """How a router fares. The counts are those of this process since it began to run routers."""
-
-    router: RouterSpec
-    state: RouterState
-    lag: int | None
-    """Offsets of the sources that are not routed yet, as far as is stored; `None` where this process cannot ask."""
-    routed: int
-    left_out: int
-    """Records that the rule does not take."""
-    lost: dict[str, int] = field(default_factory=dict)
-    """Offsets for which the sources have no readable record any more, by the reason."""
-    failures: dict[str, str] = field(default_factory=dict)
-    """By partition, as `shop/orders[3]`, what keeps it waiting."""
 
 
 class Routers:

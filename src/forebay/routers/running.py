@@ -19,7 +19,7 @@ from forebay.errors import Closed, ForebayError, UnknownTopic
 from forebay.locks import Rank, RankedLock
 from forebay.routers.book import RouterBook
 from forebay.routers.mover import Mover, MoverCounts
-from forebay.routers.rules import RouterSource, RouterSpec
+from forebay.routing import RouterSource, RouterSpec
 from forebay.storage import Storage, Topic
 from forebay.workers import STOP_SECONDS
 
