@@ -4,6 +4,7 @@
     ├── Invalid               the call is wrong: change it; nothing was done
     │   ├── UnknownTopic      no such topic (a successful look-up said so)
     │   ├── UnknownLoad       no such bulk load into the topic
+    │   ├── UnknownRouter     no such router
     │   ├── UnknownSubscription   no such subscription of the topic
     │   ├── UnknownConsumer   a server knows no such consumer: its session is over
     │   ├── TooLarge          more bytes or records than one call may bring
@@ -72,6 +73,10 @@ class UnknownTopic(Invalid):
 
 class UnknownLoad(Invalid):
     """There is no such bulk load, or it is of another topic."""
+
+
+class UnknownRouter(Invalid):
+    """There is no such router, or the caller may not know of it."""
 
 
 class UnknownSubscription(Invalid):

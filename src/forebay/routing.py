@@ -6,9 +6,10 @@ Values alone. Embedded logs, clients of a broker and the messages between them s
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypedDict, Unpack
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +40,22 @@ class HeaderMatch(NamedTuple):
     value: bytes | None = None
 
 
+class RuleOptions(TypedDict, total=False):
+    """A rule as callers write it. What is left out is no condition, and changes nothing."""
+
+    tags: Iterable[str]
+    """The record has one of these tags."""
+    key_prefix: bytes
+    """The record has a key that begins so."""
+    headers: Mapping[str, bytes | None] | None
+    """The record has each of these headers; with a value, with just this value."""
+    key: str
+    """What becomes the key: `keep`, `none`, `tag`, or `header:NAME`."""
+    set_headers: Mapping[str, bytes] | None
+    """These replace headers of their names."""
+    remove_headers: Iterable[str]
+
+
 class RouterRule(msgspec.Struct, frozen=True, kw_only=True):
     """Which records a router takes, and what it changes. A record has to meet every condition that is given."""
 
@@ -53,6 +70,22 @@ class RouterRule(msgspec.Struct, frozen=True, kw_only=True):
     set_headers: tuple[tuple[str, bytes], ...] = ()
     """These replace headers of their names."""
     remove_headers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, **options: Unpack[RuleOptions]) -> RouterRule:
+        """The rule that these options say."""
+        known = RuleOptions.__annotations__
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise Invalid(f"a router's rule has no {unknown[0]!a:.80}; it has: {', '.join(known)}")
+        return cls(
+            tags=tuple(listed_names(options.get("tags", ()))),
+            key_prefix=options.get("key_prefix", b""),
+            headers=tuple(HeaderMatch(name, value) for name, value in (options.get("headers") or {}).items()),
+            key=options.get("key", KEEP_KEY),
+            set_headers=tuple((options.get("set_headers") or {}).items()),
+            remove_headers=tuple(listed_names(options.get("remove_headers", ()))),
+        )
 
     def takes(self, record: Record) -> bool:
         """Whether the record meets every condition."""
@@ -163,6 +196,13 @@ class RouterStatus:
     """Offsets for which the sources have no readable record any more, by the reason."""
     failures: dict[str, str] = field(default_factory=dict)
     """By partition, as `shop/orders[3]`, what keeps it waiting."""
+
+
+def listed_names(many: Iterable[object]) -> list[str]:
+    """Names in a list; `Invalid` for one that stands where a list belongs."""
+    if isinstance(many, str | bytes) or not isinstance(many, Iterable):
+        raise Invalid(f"{str(many)!a:.80} stands where a list of names belongs: write it in brackets")
+    return [str(one) for one in many]
 
 
 def check_router_name(name: str) -> str:

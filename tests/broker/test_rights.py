@@ -61,13 +61,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         for name in ("shop/orders", "shop/copy", "other/orders"):
             log.create_topic(name).append(b"first", key=b"k")
             log.group("billing").commit(name, 1)
+        forebay.Routers(log).create("one", sources=["shop/orders"], destination="shop/copy")
     with running_broker(path, settings) as broker:
         yield Served(broker, secrets)
 
 
 def right_request(route: Route) -> dict[str, Any]:
     """A right request of this route, on the topic shop/orders."""
-    path = route.path.format(namespace="shop", topic="orders", group="billing", load="one")
+    path = route.path.format(namespace="shop", topic="orders", group="billing", load="one", router="one")
     where = {"topic": "shop/orders"}
     bodies: dict[str, Any] = {
         "patch_topic": {"cap_records": 1000},
@@ -76,6 +77,8 @@ def right_request(route: Route) -> dict[str, Any]:
         "commit_offset": {**where, "offset": 1},
         "reset_group": {**where, "to": "earliest"},
         "put_load": {"segments": []},
+        "put_router": {"sources": ["shop/orders"], "destination": "shop/copy"},
+        "put_rule": {"tags": ["eu"]},
     }
     queries: dict[str, Any] = {
         "find_offset": {"at": "latest"},
@@ -100,13 +103,18 @@ def _status(client: httpx.Client, route: Route) -> int:
 
 OF_THE_BROKER = {"get_metrics", "get_status", "get_usage"}
 """They concern no single topic: a caller needs the right on all."""
-LISTS = {"list_topics", "list_groups", "get_group"}
+LISTS = {"list_topics", "list_groups", "get_group", "list_routers"}
 """Everyone may ask: the answer has what the caller may see."""
+
+
+OF_A_ROUTER = {"get_router", "put_rule", "pause_router", "resume_router", "delete_router"}
+CHANGES_OF_ROUTERS = {"put_router", *OF_A_ROUTER} - {"get_router"}
+"""They ask for `read` on every source and `write` on the destination."""
 
 
 def _may(caller: Caller, route: Route) -> bool:
     scopes = set(route.scopes)
-    if route.name == "copy_topic":
+    if route.name in ("copy_topic", *CHANGES_OF_ROUTERS):
         return {AccessScope.READ, AccessScope.WRITE} <= set(caller.scopes) and caller.prefix in ("shop/", "*")
     if route.name == "delete_group":
         # It has places in two namespaces.
@@ -123,11 +131,14 @@ def test_a_caller_may_do_what_the_table_says(served: Served, route: Route, calle
         assert status == 200
     elif route.name in OF_THE_BROKER:
         assert status == (200 if caller.prefix == "*" and set(route.scopes) & set(caller.scopes) else 403)
+    elif route.name in OF_A_ROUTER and caller.prefix not in ("shop/", "*"):
+        # A router between topics that the caller has no right on is unknown to it.
+        assert status == 404
     elif _may(caller, route):
         assert status not in (401, 403)
     else:
         assert status == 403
-    if route.name in ("delete_topic", "seal_topic", "delete_group"):
+    if route.name in ("delete_topic", "seal_topic", "delete_group", "delete_router"):
         _restore(served)
 
 
@@ -135,6 +146,9 @@ def _restore(served: Served) -> None:
     with served.client("root") as root:
         root.post("/v1/topics/shop/orders/unseal")
         assert root.put("/v1/topics/shop/orders", json={"exist_ok": True}).status_code == 201
+        root.delete("/v1/routers/one")
+        between = {"sources": ["shop/orders"], "destination": "shop/copy"}
+        assert root.put("/v1/routers/one", json=between).status_code == 201
         for name in ("shop/orders", "shop/copy", "other/orders"):
             assert root.post("/v1/groups/billing/commit", json={"topic": name, "offset": 0}).status_code == 200
 
@@ -156,7 +170,8 @@ def test_lists_show_what_the_caller_may_see(served: Served) -> None:
         assert [topic["name"] for topic in client.get("/v1/topics").json()["topics"]] == ["shop/copy", "shop/orders"]
         places = client.get("/v1/groups/billing").json()["places"]
         assert {place["topic"] for place in places} == {"shop/copy", "shop/orders"}
-        assert client.get("/v1/groups").json()["groups"] == ["billing"]
+        groups = client.get("/v1/groups").json()["groups"]
+        assert [name for name in groups if not name.startswith("router-")] == ["billing"]
     with served.client("near-miss") as client:
         assert client.get("/v1/topics").json() == {"topics": [], "after": None}
         assert client.get("/v1/groups").json()["groups"] == []

@@ -89,6 +89,8 @@ def test_every_route_answers_as_the_document_says(broker: RunningBroker, schema:
     topic = name.replace("_", "-")
     with broker.client() as client:
         assert client.put(f"/v1/topics/shop/{topic}", json={"partitions": 2}).status_code == 201
+        client.put("/v1/topics/routed/to")
+        client.put("/v1/routers/one", json={"sources": [f"shop/{topic}"], "destination": "routed/to"})
     modes = list(GenerationMode) if may_be_wrong(operation) else [GenerationMode.POSITIVE]
     for mode in modes:
 
@@ -97,6 +99,8 @@ def test_every_route_answers_as_the_document_says(broker: RunningBroker, schema:
         def ask(case: AnyCase, is_there: bool) -> None:  # noqa: FBT001 - Hypothesis gives it by name
             if is_there and "topic" in case.path_parameters:
                 case.path_parameters.update(namespace="shop", topic=topic)
+            if is_there and "router" in case.path_parameters:
+                case.path_parameters.update(router="one")
             check_answer(case, case.call(timeout=SECONDS), CHECKS)
 
         ask()

@@ -34,7 +34,8 @@ CHANGING: Final = (
 BY_URL: Final = {
     "topic create", "topic list", "topic show", "topic alter", "topic copy", "topic seal", "topic unseal",
     "topic export", "topic delete", "shard list", "shard status", "produce", "consume", "records get", "records delete",
-    "records erase", "group list", "group show", "group reset", "group delete", "du",
+    "records erase", "group list", "group show", "group reset", "group delete", "du", "router create", "router alter",
+    "router pause", "router resume", "router delete", "router list", "router status",
 }  # fmt: skip
 
 
@@ -161,6 +162,28 @@ SCRIPTS: Final = {
         Line("group delete billing"),
         Line("group delete billing --yes"),
         Line("group list"),
+    ),
+    "routers": (
+        *MADE,
+        Line("topic create shop/eu"),
+        Line("router list"),
+        Line("router create eu shop/orders --to shop/eu --tag eu --header kind --set-header via=eu"),
+        Line("router create eu shop/orders --to shop/eu"),
+        Line("router create back shop/eu --to shop/orders"),
+        Line("router create r shop/none --to shop/eu"),
+        Line("router create r shop/orders --to shop/eu --from 17"),
+        Line("router create r/s shop/orders --to shop/eu"),
+        Line("router pause eu"),
+        Line("router alter eu --key-prefix k --remove-header raw --key tag --json"),
+        Line("router list"),
+        Line("router list --json"),
+        Line("router status eu"),
+        Line("router status eu --json"),
+        Line("router resume eu"),
+        Line("router pause none"),
+        Line("router delete eu"),
+        Line("router delete eu --yes"),
+        Line("router status eu"),
     ),
 }
 

@@ -13,6 +13,7 @@ from forebay.clock import SystemClock
 from forebay.format.metadata.keys import topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MetadataStore, Put
+from forebay.routers import AsyncRouters
 from forebay.service.placement import Alone
 from forebay.service.principals import AccessScope, Principal, listed
 from forebay.service.quotas import Quotas
@@ -34,7 +35,13 @@ def with_service(names: list[str], call: Callable[[Service], Awaitable[T]]) -> T
             settings = Settings.load(None, {}, environment={})
             for place in range(0, len(names), 50):
                 log.metadata.transaction([], [_definition(TopicName.parse(name)) for name in names[place : place + 50]])
-            service = Service(log, quotas=Quotas(settings.server, SystemClock()), placement=Alone(), tokens=None)
+            service = Service(
+                log,
+                quotas=Quotas(settings.server, SystemClock()),
+                placement=Alone(),
+                tokens=None,
+                routers=AsyncRouters(log),
+            )
             return await call(service)
 
     return asyncio.run(whole())

@@ -13,6 +13,7 @@ import pytest
 
 import forebay
 from forebay import aio, client, surface
+from forebay.routers import AsyncRouters
 from forebay.surface import Log, awaiting, blocking
 from forebay.testing.contracts.surface import BesideContract, LastingContract, SurfaceContract, called
 from tests.support.brokers import running_broker
@@ -24,6 +25,7 @@ _NAMES: Final = (
     "Group",
     "Log",
     "Reader",
+    "Routers",
     "Stream",
     "SubscribableTopic",
     "Subscription",
@@ -170,6 +172,8 @@ def test_both_kinds_of_surface_have_the_same_methods(name: str) -> None:
         (forebay.Reader, surface.Reader),
         (forebay.Group, surface.Group),
         (forebay.TopicLoads, surface.BulkLoads),
+        (forebay.Routers, surface.Routers),
+        (AsyncRouters, awaiting.Routers),
         (forebay.Topic, surface.SubscribableTopic),
         (forebay.Subscription, surface.Subscription),
         (forebay.Consumer, surface.Consumer),
@@ -186,11 +190,13 @@ def test_both_kinds_of_surface_have_the_same_methods(name: str) -> None:
         (client.RemoteReader, surface.Reader),
         (client.RemoteGroup, surface.Group),
         (client.RemoteLoads, surface.BulkLoads),
+        (client.RemoteRouters, surface.Routers),
         (client.AsyncRemoteLog, awaiting.Log),
         (client.AsyncRemoteTopic, awaiting.TopicHandle),
         (client.AsyncRemoteReader, awaiting.Reader),
         (client.AsyncRemoteGroup, awaiting.Group),
         (client.AsyncRemoteLoads, awaiting.BulkLoads),
+        (client.AsyncRemoteRouters, awaiting.Routers),
     ],
 )
 def test_implementations_have_the_parameters_and_defaults_of_the_surface(implementation: type, protocol: type) -> None:

@@ -24,6 +24,7 @@ from forebay.errors import (
     TooLarge,
     UnknownConsumer,
     UnknownLoad,
+    UnknownRouter,
     UnknownSubscription,
     UnknownTopic,
 )
@@ -57,7 +58,7 @@ def test_every_public_error_class_has_exactly_one_row_in_both_directions() -> No
 def test_statuses_are_those_of_the_contract() -> None:
     expected = {
         "invalid": 400, "unauthenticated": 401, "forbidden": 403, "unknown_topic": 404, "unknown_load": 404,
-        "unknown_subscription": 404, "unknown_consumer": 404,
+        "unknown_router": 404, "unknown_subscription": 404, "unknown_consumer": 404,
         "conflict": 409,
         "too_large": 413, "moved": 421, "unsupported": 422, "unsupported_format": 422, "throttled": 429,
         "corrupt": 500, "data_loss": 500, "internal": 500, "unavailable": 503, "not_ready": 503, "closed": 503,
@@ -72,6 +73,7 @@ def test_statuses_are_those_of_the_contract() -> None:
     [
         UnknownTopic("no topic shop/orders", topic="shop/orders"),
         UnknownLoad("no load one", topic="shop/orders"),
+        UnknownRouter("no router eu"),
         UnknownSubscription("no subscription billing", topic="shop/orders"),
         UnknownConsumer("no consumer ab12", topic="shop/orders"),
         Conflict("out of step", shard="shop/orders[3]", producer=2**64 - 1, sequence=4, expected=0),

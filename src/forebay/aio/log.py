@@ -205,6 +205,10 @@ class AsyncLog:
         """See `Storage.loads_of`."""
         return AsyncLoads(self._log.loads_of(name), self._workers)
 
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """What a call comes to that waits for metadata, in one of the threads for that. For what is built on a log."""
+        return await self._workers.run(call)
+
     @property
     def blocking(self) -> Storage:
         """The same log for threads. Its calls wait: never make one in the event loop."""

@@ -86,7 +86,7 @@ class Request:
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         """As it was sent: what is encoded is decoded part by part, so that no part becomes two."""
         self.at: Mapping[str, str] = {}
-        """The parts of the path that a route names: namespace, topic, group, load."""
+        """The parts of the path that a route names: namespace, topic, group, load, router."""
         self.principal = NO_ONE
         """Who calls: set before a handler runs, for routes that ask for a right."""
         self.admission: Admission | None = None
@@ -151,6 +151,8 @@ class Request:
             found["group"] = _printable(self.at["group"])
         if "load" in self.at:
             found["load"] = _printable(self.at["load"])
+        if "router" in self.at:
+            found["router"] = _printable(self.at["router"])
         if self.partition is not None:
             found["partition"] = self.partition
         if self.offset is not None:

@@ -6,6 +6,7 @@ principal or key of a client is a label; topics are only where `metrics.topics` 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -16,20 +17,38 @@ from prometheus_client.registry import Collector
 
 from forebay.broker.app import Broker, BrokerPhase
 from forebay.broker.exchange import HttpAnswer, Request
+from forebay.broker.routers import router_metrics
 from forebay.broker.routes import NoQuery, Route
+from forebay.errors import Corrupt, Unavailable
 from forebay.meter import BOUNDS_SECONDS, Durations, MetricKind, Sample
-from forebay.service.principals import AccessScope
+from forebay.routing import RouterStatus
+from forebay.service.principals import AccessScope, Principal
+
+logger = logging.getLogger(__name__)
 
 
 async def get_metrics(broker: Broker, request: Request) -> HttpAnswer:
     """All metrics now; before the log is open those of the broker alone."""
     request.query(NoQuery)
     samples: Iterable[Sample] = ()
+    routers: list[RouterStatus] = []
     if broker.phase is BrokerPhase.READY:
-        samples = (await broker.service.status(broker.authenticated(request))).metrics
+        who = broker.authenticated(request)
+        samples = (await broker.service.status(who)).metrics
+        routers = await _routers(broker, who)
     # What the loop counts is taken here, what the log has counted was taken before: a thread makes lines of both.
-    text = await broker.compute(partial(_exposition, samples, list(_of_broker(broker))))
+    of_broker = [*router_metrics(routers), *_of_broker(broker)]
+    text = await broker.compute(partial(_exposition, samples, of_broker))
     return HttpAnswer(200, text, CONTENT_TYPE_LATEST)
+
+
+async def _routers(broker: Broker, who: Principal) -> list[RouterStatus]:
+    """How routers fare. All other numbers are shown although the definitions of routers cannot be read."""
+    try:
+        return await broker.service.routers.statuses(who)
+    except (Unavailable, Corrupt) as error:
+        logger.warning("metrics lack those of routers: %s", error)
+        return []
 
 
 def _exposition(samples: Iterable[Sample], of_broker: list[Metric]) -> bytes:

@@ -29,7 +29,7 @@ from forebay.clock import SystemClock
 from forebay.directory import IN_MEMORY
 from forebay.errors import Unavailable
 from forebay.lifecycle import StopSignals
-from forebay.routers import Routers
+from forebay.routers import AsyncRouters
 from forebay.service.placement import Alone
 from forebay.service.quotas import Quotas
 from forebay.service.service import Service
@@ -156,24 +156,24 @@ class BrokerRun:
             await asyncio.to_thread(tokens.close)
 
     @asynccontextmanager
-    async def _routers(self, log: AsyncLog) -> AsyncIterator[Routers]:
+    async def _routers(self, log: AsyncLog) -> AsyncIterator[AsyncRouters]:
         """The routers of the log. They are started once it is recovered, and stop before it is closed."""
-        routers = Routers(log.blocking, clock=self._clock)
+        routers = AsyncRouters(log, clock=self._clock)
         try:
             yield routers
         finally:
-            await asyncio.to_thread(routers.stop)
+            await routers.stop()
 
-    async def _recover(self, log: AsyncLog, tokens: TokenBook | None, routers: Routers) -> None:
+    async def _recover(self, log: AsyncLog, tokens: TokenBook | None, routers: AsyncRouters) -> None:
         _, recovered = await asyncio.gather(
             asyncio.to_thread(bodies.load_arrow), log.recover(self.broker.note_progress)
         )
         for failed in recovered.failed:
             logger.error("%s is not served: %s", failed.ref, failed.error)
         quotas = Quotas(self._settings.server, self._clock)
-        service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens)
+        service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens, routers=routers)
         self.broker.become_ready(service, recovered)
-        await asyncio.to_thread(routers.start)
+        await routers.start()
         logger.info("ready: %d shards are open, %d are degraded", recovered.opened, len(recovered.failed))
 
 

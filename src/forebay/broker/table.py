@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.broker import groups, health, loads, metrics, records, status, topics, watch
+from forebay.broker import groups, health, loads, metrics, records, routers, status, topics, watch
 
 ROUTES = (
     *topics.ROUTES,
@@ -10,6 +10,7 @@ ROUTES = (
     *loads.ROUTES,
     *watch.ROUTES,
     *groups.ROUTES,
+    *routers.ROUTES,
     *status.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,

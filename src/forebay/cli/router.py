@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +17,8 @@ from forebay.cli.terminal import confirm, flush, readable_time, say, say_json, s
 from forebay.wire.positions import parse_start
 
 if TYPE_CHECKING:
-    from forebay.routers import RouterSpec, RouterStatus
+    from forebay.routing import RouterSpec, RouterStatus
+    from forebay.surface import Log, Routers
 
 app = group("router", help="Create, alter, pause, resume, delete, list, show and run routers.")
 
@@ -57,6 +60,7 @@ RemoveHeadersOption = Annotated[
         "forebay router create eu-orders shop/orders --to shop/orders-eu --tag eu",
         "forebay router create audit shop/orders shop/refunds --to audit/all --from earliest --set-header via=audit",
     ],
+    by_url=True,
 )
 def create(
     run: Invocation,
@@ -74,16 +78,14 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Define a router. From then on it misses nothing, also before a process runs it."""
-    from forebay.routers import Routers
-
     rule = _rule(tags, key_prefix, headers, key, set_headers, remove_headers)
     position = parse_start(start)
-    with run.writer() as log:
-        made = Routers(log).create(name, sources=sources, destination=destination, start=position, **rule)
+    with _written(run) as routers:
+        made = routers.create(name, sources=sources, destination=destination, start=position, **rule)
     _say_router(made, f"{made.name} is created", as_json=as_json)
 
 
-@command(app, "alter", examples=["forebay router alter eu-orders --tag eu --tag uk"])
+@command(app, "alter", examples=["forebay router alter eu-orders --tag eu --tag uk"], by_url=True)
 def alter(
     run: Invocation,
     *,
@@ -100,54 +102,43 @@ def alter(
 
     It holds for records that are routed from then on.
     """
-    from forebay.routers import Routers
-
     rule = _rule(tags, key_prefix, headers, key, set_headers, remove_headers)
-    with run.writer() as log:
-        altered = Routers(log).alter(name, **rule)
+    with _written(run) as routers:
+        altered = routers.alter(name, **rule)
     _say_router(altered, f"{altered.name} is altered", as_json=as_json)
 
 
-@command(app, "pause", examples=["forebay router pause eu-orders"])
+@command(app, "pause", examples=["forebay router pause eu-orders"], by_url=True)
 def pause(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
     """Have a router wait until it is resumed."""
-    from forebay.routers import Routers
-
-    with run.writer() as log:
-        paused = Routers(log).pause(name)
+    with _written(run) as routers:
+        paused = routers.pause(name)
     _say_router(paused, f"{name} is paused", as_json=as_json)
 
 
-@command(app, "resume", examples=["forebay router resume eu-orders"])
+@command(app, "resume", examples=["forebay router resume eu-orders"], by_url=True)
 def resume(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
     """Have a router go on where it stopped."""
-    from forebay.routers import Routers
-
-    with run.writer() as log:
-        resumed = Routers(log).resume(name)
+    with _written(run) as routers:
+        resumed = routers.resume(name)
     _say_router(resumed, f"{name} goes on", as_json=as_json)
 
 
-@command(app, "delete", examples=["forebay router delete eu-orders --yes"])
+@command(app, "delete", examples=["forebay router delete eu-orders --yes"], by_url=True)
 def delete(run: Invocation, *, name: Name, yes: YesOption = False) -> None:
     """Remove a router. What it has routed stays."""
-    from forebay.routers import Routers
-
-    with run.writer() as log:
-        routers = Routers(log)
+    with _written(run) as routers:
         routers.get(name)
         confirm(f"router {name}", yes=yes)
         routers.delete(name)
     say(f"{name} is deleted")
 
 
-@command(app, "list", examples=["forebay router list", "forebay router list --json"])
+@command(app, "list", examples=["forebay router list", "forebay router list --json"], by_url=True)
 def list_routers(run: Invocation, *, as_json: AsJson = False) -> None:
     """List all routers, with their topics, state and lag."""
-    from forebay.routers import Routers
-
-    with run.reader() as log:
-        found = Routers(log).statuses()
+    with _read(run) as routers:
+        found = routers.statuses()
     if as_json:
         for status in found:
             say_json(_shown(status))
@@ -165,13 +156,13 @@ def list_routers(run: Invocation, *, as_json: AsJson = False) -> None:
         say_table(("name", "from", "to", "state", "lag"), rows)
 
 
-@command(app, "status", examples=["forebay router status eu-orders", "forebay router status eu-orders --json"])
+@command(
+    app, "status", examples=["forebay router status eu-orders", "forebay router status eu-orders --json"], by_url=True
+)
 def status(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
     """Show a router: its topics and rule, its state, and how many records are not routed yet."""
-    from forebay.routers import Routers
-
-    with run.reader() as log:
-        found = Routers(log).status(name)
+    with _read(run) as routers:
+        found = routers.status(name)
     if as_json:
         say_json(_shown(found))
         return
@@ -201,6 +192,33 @@ def run_routers(run: Invocation) -> None:
                 threading.Event().wait()
         except Interrupted:
             say("stopped")
+
+
+@contextmanager
+def _written(run: Invocation) -> Iterator[Routers]:
+    """The routers to change: those of the broker, or of the directory, opened for this process alone."""
+    with run.writing() as log:
+        yield _routers_of(log)
+
+
+@contextmanager
+def _read(run: Invocation) -> Iterator[Routers]:
+    """The routers to look at: those of the broker, or of the directory beside its owner."""
+    with run.reading() as log:
+        yield _routers_of(log)
+
+
+def _routers_of(log: Log) -> Routers:
+    from forebay.storage import Storage
+
+    if isinstance(log, Storage):
+        from forebay.routers import Routers
+
+        return Routers(log)
+    from forebay.client import RemoteLog
+
+    assert isinstance(log, RemoteLog), "a log is of this process, or of a broker"
+    return log.routers
 
 
 def _rule(

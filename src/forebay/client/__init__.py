@@ -32,6 +32,7 @@ from forebay.client.blocking import (
 from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.loops import LoopThread
 from forebay.client.producers import AsyncRemoteProducer
+from forebay.client.routers import AsyncRemoteRouters, RemoteRouters
 from forebay.client.streams import AsyncRemoteStream
 from forebay.client.transport import TIMEOUT_S, HttpTransport
 from forebay.clock import SystemClock
@@ -45,6 +46,7 @@ __all__ = [
     "AsyncRemoteLog",
     "AsyncRemoteProducer",
     "AsyncRemoteReader",
+    "AsyncRemoteRouters",
     "AsyncRemoteStream",
     "AsyncRemoteTopic",
     "RemoteAck",
@@ -54,6 +56,7 @@ __all__ = [
     "RemoteLog",
     "RemoteProducer",
     "RemoteReader",
+    "RemoteRouters",
     "RemoteStream",
     "RemoteTopic",
     "connect",

@@ -33,6 +33,7 @@ from forebay.client.producers import (
     LINGER_MS,
     AsyncRemoteProducer,
 )
+from forebay.client.routers import AsyncRemoteRouters
 from forebay.client.streams import AsyncRemoteStream, BoundedSource, FollowingSource, LookupSource
 from forebay.client.topics import TopicCalls, decoded, position_text, spec_of, topic_path
 from forebay.client.transport import HttpCall, HttpTransport
@@ -646,6 +647,11 @@ class AsyncRemoteLog:
         """See `surface.awaiting.Log.groups`."""
         call = HttpCall(method="GET", path="/v1/groups")
         return await self._transport.call(call, lambda body: decoded(GroupPage, body).groups)
+
+    @property
+    def routers(self) -> AsyncRemoteRouters:
+        """The routers of the broker, as `forebay.routers.AsyncRouters` has those of a log in this process."""
+        return AsyncRemoteRouters(self._transport)
 
     async def close(self) -> None:
         """Send what is queued, and close the connections. Harmless when repeated."""

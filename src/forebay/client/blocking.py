@@ -26,6 +26,7 @@ from forebay.client.producers import (
     LINGER_MS,
     AsyncRemoteProducer,
 )
+from forebay.client.routers import RemoteRouters
 from forebay.client.streams import AsyncRemoteStream
 from forebay.errors import ForebayError, Indeterminate
 from forebay.records import (
@@ -725,6 +726,11 @@ class RemoteLog:
     def groups(self) -> list[str]:
         """See `surface.Log.groups`."""
         return self._loop.call(self._log.groups)
+
+    @property
+    def routers(self) -> RemoteRouters:
+        """The routers of the broker, as `forebay.Routers` has those of a log in this process."""
+        return RemoteRouters(self._log.routers, self._loop)
 
     def close(self) -> None:
         """Send what is queued, close the connections and end the thread. Harmless when repeated."""

@@ -14,7 +14,7 @@ import msgspec
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, Corrupt, Invalid, UnknownTopic, UnsupportedFormat
+from forebay.errors import Conflict, Corrupt, Invalid, UnknownRouter, UnknownTopic, UnsupportedFormat
 from forebay.format.metadata.keys import router_key, routers_prefix, routes_key
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import Absent, Delete, Entry, MetadataStore, Put, RevisionIs
@@ -60,7 +60,7 @@ class RouterBook:
         return sorted(found, key=lambda router: router.name)
 
     def get(self, name: str) -> RouterSpec:
-        """The router of this name; `Invalid` if there is none."""
+        """The router of this name; `UnknownRouter` if there is none."""
         entry = self._store.get(router_key(check_router_name(name), prefix=self._prefix))
         if entry is None:
             raise _unknown(name)
@@ -231,5 +231,5 @@ def parse_note(note: str) -> tuple[int, int]:
     return version, partitions
 
 
-def _unknown(name: str) -> Invalid:
-    return Invalid(f'there is no router {name!a:.120}: "forebay router list" shows all routers')
+def _unknown(name: str) -> UnknownRouter:
+    return UnknownRouter(f'there is no router {name!a:.120}: "forebay router list" shows all routers')

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Unpack
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ForebayError, Invalid, UnknownTopic
 from forebay.records import LATEST, Position
 from forebay.routers.book import RouterBook
 from forebay.routers.running import MovedState, RouterRunner
-from forebay.routing import KEEP_KEY, HeaderMatch, RouterRule, RouterSource, RouterSpec, RouterState, RouterStatus
+from forebay.routing import (
+    RouterRule,
+    RouterSource,
+    RouterSpec,
+    RouterState,
+    RouterStatus,
+    RuleOptions,
+    listed_names,
+)
 from forebay.storage import Storage
 from forebay.topics import TopicName
 
@@ -34,12 +43,7 @@ class Routers:
         sources: Iterable[str | TopicName],
         destination: str | TopicName,
         start: Position = LATEST,
-        tags: Iterable[str] = (),
-        key_prefix: bytes = b"",
-        headers: Mapping[str, bytes | None] | None = None,
-        key: str = KEEP_KEY,
-        set_headers: Mapping[str, bytes] | None = None,
-        remove_headers: Iterable[str] = (),
+        **rule: Unpack[RuleOptions],
     ) -> RouterSpec:
         """Define a router: from now on, or from `start` on, records of the sources go to the destination, each once.
 
@@ -48,26 +52,12 @@ class Routers:
         `none`, `tag` or `header:NAME`. `Conflict` if there is a router of this name, `Invalid` if records could come
         back to where they came from.
         """
-        rule = rule_of(tags, key_prefix, headers, key, set_headers, remove_headers)
-        router = self._book.create(name, _listed(sources), destination, rule, start=start)
-        self._runner.look_soon()
-        return router
+        made = self._book.create(name, listed_names(sources), destination, RouterRule.of(**rule), start=start)
+        return self._changed(made)
 
-    def alter(
-        self,
-        name: str,
-        *,
-        tags: Iterable[str] = (),
-        key_prefix: bytes = b"",
-        headers: Mapping[str, bytes | None] | None = None,
-        key: str = KEEP_KEY,
-        set_headers: Mapping[str, bytes] | None = None,
-        remove_headers: Iterable[str] = (),
-    ) -> RouterSpec:
+    def alter(self, name: str, **rule: Unpack[RuleOptions]) -> RouterSpec:
         """Give a router a new rule, as a whole, for the records that it routes from now on."""
-        return self._changed(
-            self._book.alter(name, rule_of(tags, key_prefix, headers, key, set_headers, remove_headers))
-        )
+        return self._changed(self._book.alter(name, RouterRule.of(**rule)))
 
     def pause(self, name: str) -> RouterSpec:
         """Have a router wait, in every process."""
@@ -91,16 +81,20 @@ class Routers:
         return self._book.all()
 
     def get(self, name: str) -> RouterSpec:
-        """The router of this name; `Invalid` if there is none."""
+        """The router of this name; `UnknownRouter` if there is none."""
         return self._book.get(name)
 
     def status(self, name: str) -> RouterStatus:
         """How a router fares."""
-        return self._status(self._book.get(name))
+        return self._status(self.get(name))
 
     def statuses(self) -> list[RouterStatus]:
         """How every router fares, by name."""
-        return [self._status(router) for router in self._book.all()]
+        return self.statuses_of(self.all())
+
+    def statuses_of(self, routers: Iterable[RouterSpec]) -> list[RouterStatus]:
+        """How these routers fare, as they were defined when they were read."""
+        return [self._status(router) for router in routers]
 
     def moving(self, name: str) -> list[str]:
         """The partitions, as `shop/orders[3]`, whose records this process moves now by the router."""
@@ -183,28 +177,3 @@ class Routers:
         reader = topic.reader(router.reader)
         ends = {partition: topic.offsets(partition).next for partition in range(topic.partitions)}
         return sum(max(0, end - (reader.offset(partition) or 0)) for partition, end in ends.items())
-
-
-def rule_of(
-    tags: Iterable[str],
-    key_prefix: bytes,
-    headers: Mapping[str, bytes | None] | None,
-    key: str,
-    set_headers: Mapping[str, bytes] | None,
-    remove_headers: Iterable[str],
-) -> RouterRule:
-    """The rule that these arguments say."""
-    return RouterRule(
-        tags=tuple(_listed(tags)),
-        key_prefix=key_prefix,
-        headers=tuple(HeaderMatch(name, value) for name, value in (headers or {}).items()),
-        key=key,
-        set_headers=tuple((set_headers or {}).items()),
-        remove_headers=tuple(_listed(remove_headers)),
-    )
-
-
-def _listed(many: Iterable[str | TopicName]) -> list[str]:
-    if isinstance(many, str | TopicName):
-        raise Invalid(f"{str(many)!a:.80} stands where a list of names belongs: write it in brackets")
-    return [str(one) for one in many]

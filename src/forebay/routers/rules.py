@@ -68,23 +68,32 @@ def routed(rule: RouterRule, records: Iterable[Record], partitions: int, arrived
     return Routed(parts, left_out)
 
 
+class RouterCircle(Invalid):
+    """Records would come back to where they came from. `topics` are those on the way, which a caller may not know."""
+
+    topics: tuple[TopicName, ...] = ()
+
+
 def check_no_cycle(routers: Iterable[RouterSpec], sources: Sequence[TopicName], destination: TopicName) -> None:
-    """`Invalid` if records that reach the destination could come back to one of the sources."""
+    """`RouterCircle` if records that reach the destination could come back to one of the sources."""
     onward: dict[str, list[RouterSpec]] = {}
     for router in routers:
         for source in router.sources:
             onward.setdefault(source.topic, []).append(router)
     wanted = {str(source) for source in sources}
-    ways: list[tuple[str, str]] = [(str(destination), str(destination))]
+    ways: list[tuple[str, ...]] = [(str(destination),)]
     seen: set[str] = set()
     while ways:
-        topic, way = ways.pop()
+        way = ways.pop()
+        topic = way[-1]
         if topic in wanted:
-            raise Invalid(
-                f"records would go in a circle: {topic} → {way}"
-                f"{'' if way == str(destination) else ' by routers that exist'}; "
+            circle = RouterCircle(
+                f"records would go in a circle: {' → '.join((topic, *way))}"
+                f"{'' if len(way) == 1 else ' by routers that exist'}; "
                 "choose another destination, or delete one of these routers first"
             )
+            circle.topics = tuple(TopicName.parse(name) for name in way)
+            raise circle
         if topic not in seen:
             seen.add(topic)
-            ways += [(router.destination, f"{way} → {router.destination}") for router in onward.get(topic, ())]
+            ways += [(*way, router.destination) for router in onward.get(topic, ())]

@@ -21,9 +21,11 @@ from forebay.format.columns.rows import ColumnBytes
 from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
 from forebay.records import CommitAck, GroupOffset, Offsets, Position
+from forebay.routers import AsyncRouters
 from forebay.service.placement import Nowhere, Placement, There
 from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, listed_ranges, may
 from forebay.service.quotas import Quotas
+from forebay.service.routers import RouterService
 from forebay.service.tokens import TokenBook
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, BatchAck, Retained
@@ -164,10 +166,12 @@ class Service:
         quotas: Quotas,
         placement: Placement,
         tokens: TokenBook | None,
+        routers: AsyncRouters,
     ) -> None:
         """Without `tokens` every caller may do everything."""
         self._log = log
         self.quotas = quotas
+        self.routers = RouterService(routers)
         self._placement = placement
         self._tokens = tokens
         self._topics = TopicCache(log)

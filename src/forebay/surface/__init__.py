@@ -1,4 +1,4 @@
-"""What every way of using Forebay offers, as Protocols: logs, topics, loads, readers, groups, subscriptions, streams.
+"""What every way of using Forebay offers, as Protocols: logs, topics, loads, readers, groups, subscriptions, routers.
 
 `surface.Log`, `surface.TopicHandle`, … are for calls that return when they are done: `forebay.open` gives a `Log`.
 The same for asyncio stands in `surface.awaiting`: `forebay.aio.open` gives an `awaiting.Log`. A program that is written
@@ -17,6 +17,7 @@ from forebay.surface.blocking import (
     Group,
     Log,
     Reader,
+    Routers,
     Stream,
     SubscribableTopic,
     Subscription,
@@ -31,6 +32,7 @@ __all__ = [
     "Group",
     "Log",
     "Reader",
+    "Routers",
     "Stream",
     "SubscribableTopic",
     "Subscription",

@@ -24,6 +24,7 @@ from forebay.records import (
     Start,
     SubscriptionLag,
 )
+from forebay.routing import RouterSpec, RouterStatus, RuleOptions
 from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicChanges, TopicLimits, TopicName, TopicSpec
 
 if TYPE_CHECKING:
@@ -212,6 +213,48 @@ class BulkLoads(Protocol):
 
     async def abandon(self, load_id: str) -> BulkLoad:
         """Give a load up: no reader ever sees any of it. `Conflict` if it is committed; harmless when repeated."""
+
+
+class Routers(Protocol):
+    """Rules that move records from topics to a topic, each once. The process that owns the topics runs them."""
+
+    async def create(
+        self,
+        name: str,
+        *,
+        sources: Iterable[str | TopicName],
+        destination: str | TopicName,
+        start: Position = LATEST,
+        **rule: Unpack[RuleOptions],
+    ) -> RouterSpec:
+        """Define a router: from `start` on, records of the sources go to the destination, each once.
+
+        `Conflict` if there is a router of this name, `Invalid` if records could come back to where they came from.
+        """
+
+    async def alter(self, name: str, **rule: Unpack[RuleOptions]) -> RouterSpec:
+        """Give a router a new rule, as a whole, for the records that are routed from now on."""
+
+    async def pause(self, name: str) -> RouterSpec:
+        """Have a router wait."""
+
+    async def resume(self, name: str) -> RouterSpec:
+        """Have a router go on where it stopped."""
+
+    async def delete(self, name: str) -> None:
+        """Remove a router. What it has routed stays."""
+
+    async def all(self) -> list[RouterSpec]:
+        """Every router, by name."""
+
+    async def get(self, name: str) -> RouterSpec:
+        """The router of this name; `UnknownRouter` if there is none."""
+
+    async def status(self, name: str) -> RouterStatus:
+        """How a router fares."""
+
+    async def statuses(self) -> list[RouterStatus]:
+        """How every router fares, by name."""
 
 
 class Consumer(Protocol):

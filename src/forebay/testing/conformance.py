@@ -480,6 +480,31 @@ def check_a_topic_is_copied_once(probe: ConformanceProbe) -> None:
     same("the values of the copy", probe.values(target), ["a", "b"])
 
 
+def check_routers_move_records_until_they_are_paused(probe: ConformanceProbe) -> None:
+    source, target = probe.topic(), probe.topic()
+    name = f"/v1/routers/{probe.namespace}"
+    names = [topic.removeprefix("/v1/topics/") for topic in (source, target)]
+    put = {"sources": names[:1], "destination": names[1], "rule": {"set_headers": {"via": "r"}}}
+    made = probe.ask("PUT", name, status=201, json=put)
+    try:
+        same("the definition of a router", (made["destination"], made["rule"]["set_headers"]), (names[1], {"via": "r"}))
+        probe.append(source, ["a"])
+        page = probe.ask("GET", f"{target}/records", params={"start": "0", "wait_ms": int(WAIT_SECONDS * 1000)})
+        same("what a router has moved", [item["headers"] for item in page["records"]], [{"via": "r"}])
+        same("whether it is paused", probe.ask("POST", f"{name}/pause")["is_paused"], wanted=True)
+        same("the state of one that is paused", probe.ask("GET", name)["state"], "paused")
+        same("the tags of its new rule", probe.ask("PUT", f"{name}/rule", json={"tags": ["x"]})["rule"]["tags"], ["x"])
+        same("whether it is paused", probe.ask("POST", f"{name}/resume")["is_paused"], wanted=False)
+        listed = probe.ask("GET", "/v1/routers", params={"limit": 10_000})["routers"]
+        same("whether it is listed", probe.namespace in [item["router"]["name"] for item in listed], wanted=True)
+        back = {"sources": names[1:], "destination": names[0]}
+        probe.refuse("PUT", f"{name}-back", 400, "invalid", json=back)
+        probe.refuse("PUT", name, 409, "conflict", json=put)
+    finally:
+        probe.client.delete(name)
+    probe.refuse("GET", name, 404, "unknown_router")
+
+
 def check_wrong_requests_are_refused_in_one_shape(probe: ConformanceProbe) -> None:
     topic = probe.topic()
     records = f"{topic}/records"
@@ -518,6 +543,7 @@ CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_a_sealed_topic_takes_no_records_until_it_is_taken_back,
     check_a_load_comes_in_everywhere_or_nowhere,
     check_a_topic_is_copied_once,
+    check_routers_move_records_until_they_are_paused,
     check_wrong_requests_are_refused_in_one_shape,
 )
 """In the order in which they run: the simple promises first."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -674,7 +675,7 @@ class _Called:
         if inspect.isawaitable(result):
             return _CalledAck(result, self._loop)
         verbs = ("reader", "ack_up_to", "commit", "abandon", "consumer", "take")
-        is_handle = any(hasattr(result, verb) for verb in verbs)
+        is_handle = not isinstance(result, msgspec.Struct) and any(hasattr(result, verb) for verb in verbs)
         return _Called(result, self._loop) if is_handle else result
 
 

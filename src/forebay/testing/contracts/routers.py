@@ -1,0 +1,155 @@
+"""What routers must do, however they are reached. Knows the Protocols of `forebay.surface`.
+
+Inherit `RouterContract`, and give it a fixture `routed`: a log, and its routers, which run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+
+from forebay.errors import Conflict, Invalid, UnknownRouter, UnknownTopic
+from forebay.records import EARLIEST, Position, Record
+from forebay.routing import HeaderMatch, RouterState
+from forebay.surface import Log, Routers
+from forebay.testing.contracts.surface import PATIENT_S
+
+RAW = b"\x00\xff"
+"""Bytes that are no text."""
+
+
+class RoutedLog(NamedTuple):
+    """A log and its routers."""
+
+    log: Log
+    routers: Routers
+
+    def topics(self, *names: str) -> None:
+        """Create these topics."""
+        for name in names:
+            self.log.create_topic(name)
+
+    def arrived(self, topic: str, count: int) -> list[Record]:
+        """The first records of a topic, waited for."""
+        with self.log.topic(topic).follow(EARLIEST, timeout=PATIENT_S) as stream:
+            return list(itertools.islice(stream, count))
+
+
+def values(records: Iterable[Record]) -> list[bytes | None]:
+    """The values alone."""
+    return [record.value for record in records]
+
+
+class RouterContract:
+    """The suite. A test's name is its claim."""
+
+    def test_records_are_routed_by_the_rule_with_bytes_of_any_kind(self, routed: RoutedLog) -> None:
+        routed.topics("shop/orders", "shop/eu")
+        made = routed.routers.create(
+            "eu",
+            sources=["shop/orders"],
+            destination="shop/eu",
+            start=EARLIEST,
+            tags=["eu"],
+            key_prefix=RAW,
+            headers={"kind": None, "raw": RAW},
+            key="header:kind",
+            set_headers={"via": b"eu", "more": RAW},
+            remove_headers=["raw"],
+        )
+        source = routed.log.topic("shop/orders")
+        for tag, key in (("us", RAW), ("eu", b"k"), ("eu", RAW + b"1")):
+            source.append(tag.encode(), key=key, tag=tag, headers=[("kind", b"a"), ("raw", RAW)], timestamp=7)
+
+        [record] = routed.arrived("shop/eu", 1)
+        assert (record.key, record.value, record.tag, record.timestamp) == (b"a", b"eu", "eu", 7)
+        assert record.headers == (("kind", b"a"), ("via", b"eu"), ("more", RAW))
+        assert made.rule.key_prefix == RAW
+        assert made.rule.headers == (HeaderMatch("kind", None), HeaderMatch("raw", RAW))
+        assert routed.routers.get("eu") == made
+
+    def test_a_router_begins_where_it_is_asked_to(self, routed: RoutedLog) -> None:
+        routed.topics("shop/orders", "to/latest", "to/earliest", "to/time")
+        source = routed.log.topic("shop/orders")
+        source.append_many([b"0", b"1", b"2"], timestamps=[10, 20, 30])
+
+        for name, start in (("earliest", EARLIEST), ("time", Position.at_time(15))):
+            routed.routers.create(name, sources=["shop/orders"], destination=f"to/{name}", start=start)
+        routed.routers.create("latest", sources=["shop/orders"], destination="to/latest")
+        source.append(b"3", timestamp=40)
+
+        assert values(routed.arrived("to/latest", 1)) == [b"3"]
+        assert values(routed.arrived("to/time", 3)) == [b"1", b"2", b"3"]
+        assert values(routed.arrived("to/earliest", 4)) == [b"0", b"1", b"2", b"3"]
+
+    def test_a_router_that_is_paused_waits_and_goes_on_by_its_new_rule(self, routed: RoutedLog) -> None:
+        routed.topics("shop/orders", "shop/eu")
+        source = routed.log.topic("shop/orders")
+        made = routed.routers.create("eu", sources=["shop/orders"], destination="shop/eu", tags=["eu"])
+        source.append(b"first", tag="eu")
+        assert values(routed.arrived("shop/eu", 1)) == [b"first"]
+
+        assert routed.routers.pause("eu").is_paused
+        assert routed.routers.status("eu").state is RouterState.PAUSED
+        altered = routed.routers.alter("eu", tags=["uk"])
+        assert (altered.rule.tags, altered.version, altered.router_id) == (("uk",), made.version + 1, made.router_id)
+        source.append(b"second", tag="eu")
+        source.append(b"third", tag="uk")
+        assert not routed.routers.resume("eu").is_paused
+        assert not routed.routers.resume("eu").is_paused
+
+        assert b"third" in values(routed.arrived("shop/eu", 2))
+        assert routed.routers.status("eu").state is RouterState.RUNNING
+
+    def test_routers_are_listed_by_name_with_how_they_fare(self, routed: RoutedLog) -> None:
+        assert routed.routers.all() == routed.routers.statuses() == []
+        routed.topics("shop/a", "shop/b", "shop/all")
+        for name in ("z", "a"):
+            routed.routers.create(name, sources=["shop/a", "shop/b"], destination="shop/all", tags=[name])
+        routed.log.topic("shop/b").append(b"x", tag="z")
+        routed.arrived("shop/all", 1)
+
+        assert [router.name for router in routed.routers.all()] == ["a", "z"]
+        found = {status.router.name: status for status in routed.routers.statuses()}
+        assert (found["z"].routed, found["a"].routed, found["z"].lost, found["z"].failures) == (1, 0, {}, {})
+        assert [source.topic for source in found["z"].router.sources] == ["shop/a", "shop/b"]
+        routed.log.delete_topic("shop/all")
+        assert routed.routers.status("a").state is RouterState.DESTINATION_DELETED
+
+    def test_a_router_that_was_deleted_is_unknown_and_its_name_is_free(self, routed: RoutedLog) -> None:
+        routed.topics("shop/orders", "shop/eu")
+        first = routed.routers.create("eu", sources=["shop/orders"], destination="shop/eu")
+
+        routed.routers.delete("eu")
+        for call in (routed.routers.delete, routed.routers.get, routed.routers.status, routed.routers.pause):
+            with pytest.raises(UnknownRouter, match="forebay router list"):
+                call("eu")
+        with pytest.raises(UnknownRouter):
+            routed.routers.alter("eu", tags=["eu"])
+        again = routed.routers.create("eu", sources=["shop/orders"], destination="shop/eu")
+        assert again.router_id != first.router_id
+
+    def test_what_cannot_be_is_refused_and_nothing_is_stored(self, routed: RoutedLog) -> None:
+        routed.topics("shop/orders", "shop/eu", "shop/far")
+        create = routed.routers.create
+        create("eu", sources=["shop/orders"], destination="shop/eu")
+
+        with pytest.raises(Conflict, match="exists"):
+            create("eu", sources=["shop/eu"], destination="shop/far")
+        with pytest.raises(Invalid, match="circle: shop/eu → shop/orders → shop/eu"):
+            create("back", sources=["shop/eu"], destination="shop/orders")
+        with pytest.raises(UnknownTopic):
+            create("r", sources=["shop/absent"], destination="shop/far")
+        with pytest.raises(Invalid, match="brackets"):
+            create("r", sources="shop/eu", destination="shop/far")
+        with pytest.raises(Invalid, match="earliest, latest or a time"):
+            create("r", sources=["shop/eu"], destination="shop/far", start=Position.at_offset(3))
+        with pytest.raises(Invalid, match="header:NAME"):
+            create("r", sources=["shop/eu"], destination="shop/far", key="what")
+        for name in ("", "a/b", ".."):
+            with pytest.raises(Invalid, match="router's name"):
+                create(name, sources=["shop/eu"], destination="shop/far")
+        assert [router.name for router in routed.routers.all()] == ["eu"]
