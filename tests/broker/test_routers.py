@@ -152,7 +152,8 @@ def test_a_deletion_whose_answer_was_lost_is_done(tmp_path: Path) -> None:
         log.create_topic("shop/eu")
         log.routers.create("eu", sources=["shop/orders"], destination="shop/eu")
         service = broker.process.broker.service.routers
-        delete, lost = service.delete, []
+        delete = service.delete
+        lost: list[str] = []
 
         async def losing(who: object, name: str) -> None:
             await delete(who, name)  # type: ignore[arg-type]
@@ -160,7 +161,7 @@ def test_a_deletion_whose_answer_was_lost_is_done(tmp_path: Path) -> None:
                 lost.append(name)
                 raise forebay.Indeterminate("cut")
 
-        service.delete = losing  # type: ignore[method-assign,assignment]
+        service.delete = losing  # type: ignore[method-assign]
         log.routers.delete("eu")
 
         assert lost == ["eu"]
