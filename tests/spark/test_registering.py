@@ -11,11 +11,12 @@ from pyiceberg.table import Table
 from forebay.cleanup.tables import TableObjects
 from forebay.errors import Conflict, Unsupported
 from forebay.spark.jobs import register
-from forebay.spark.jobs.register import OFFSETS
 from forebay.spark.jobs.reports import JobReport
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.tables.catalog import find_table, identifier, look_up_table, open_catalog
+from forebay.spark.tables.commit import OFFSETS
+from forebay.spark.tables.iceberg import IcebergTable
 from forebay.topics import TopicName
 from tests.compacting.directly import AT_ONCE, compacted, location_of
 from tests.moves.rig import Land, local, shared_fs
@@ -153,7 +154,7 @@ def test_a_snapshot_that_was_cut_short_is_made_by_the_next_registration(
     mixed.every_tier()
     compacted(land, [TOPIC])
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(register, "expire", _interrupt)
+        patched.setattr(IcebergTable, "expire", _interrupt)
         registered(land)
     noted = objects_kept(land)
 

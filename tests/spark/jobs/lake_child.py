@@ -1,7 +1,7 @@
 """Runs of lake that end themselves with kill -9, each at another step, and one that does not.
 
-`python -m tests.spark.jobs.lake_child DATA TARGET STEP…` says as JSON what was appended; TARGET is `table` or a
-directory. Rows are read and parted here, without Spark, and each run is a fork of this process, to be quick.
+`python -m tests.spark.jobs.lake_child DATA TARGET STEP…` says as JSON what was appended; TARGET is `table`, `delta`
+or a directory. Rows are read and parted here, without Spark, and each run is a fork of this process, to be quick.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from forebay.spark.place.location import Location
 from forebay.spark.reading.plan import plan
 from forebay.spark.reading.snapshot import Range, Snapshot
 from forebay.spark.reading.task import read_split
+from forebay.spark.tables.delta import DeltaLakeTable
 from forebay.spark.tables.lake_directory import DirectoryTarget
 from forebay.spark.tables.lake_table import TableTarget
 from forebay.spark.values.decoding import SOURCE_COLUMNS, Parted, RawDecoding, parted
@@ -80,6 +81,8 @@ STEPS: dict[str, Callable[[], None]] = {
     "before the side table": lambda: die_at(TableTarget, "commit_table", before=True),
     "between the tables": lambda: die_at(TableTarget, "commit_table", call=1),
     "behind the table": lambda: die_at(TableTarget, "commit_table", call=2),
+    "before Delta's commit": lambda: die_at(DeltaLakeTable, "attempt", before=True, call=2),
+    "behind Delta's commit": lambda: die_at(DeltaLakeTable, "attempt"),
     "second commit": lambda: die_at(lake.LakeRun, "write_files", call=2),
 }
 
@@ -87,7 +90,8 @@ STEPS: dict[str, Callable[[], None]] = {
 def run(path: str, target: str) -> None:
     vars(lake)["frame_of"] = local_frame
     vars(lake)["decoding"] = lambda kind, schema: Halves()
-    place = {"table": "shop.raw"} if target == "table" else {"directory": target}
+    table = {"table": "shop.raw", "table_format": "delta" if target == "delta" else "iceberg"}
+    place = table if target in ("table", "delta") else {"directory": target}
     lake.run(None, Location.of(Path(path)), "shop/orders", commit_records=100, **place)  # type: ignore[arg-type]
 
 

@@ -28,6 +28,8 @@ from forebay.spark.jobs.reports import JobReport
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.tables.catalog import open_catalog
+from forebay.spark.tables.delta import DeltaLakeTable
+from forebay.spark.tables.delta_files import look_up_delta
 from forebay.spark.tables.file_writer import Written
 from forebay.spark.tables.lake_directory import DirectoryTarget
 from forebay.spark.tables.lake_table import FOLDER
@@ -96,7 +98,16 @@ def _directory_rows(directory: Path) -> tuple[Rows, Rows]:
     return _rows(good, "_partition", "_offset"), _rows(bad, "partition", "offset")
 
 
-def _table_rows(path: Path, name: str) -> tuple[Rows, Rows]:
+def delta_table(path: Path, name: str) -> DeltaLakeTable:
+    table = DeltaLakeTable(Location.of(path), name)
+    assert table.look()
+    return table
+
+
+def _table_rows(path: Path, name: str, kind: str = "table") -> tuple[Rows, Rows]:
+    if kind == "delta":
+        good, bad = (delta_table(path, table).table.to_pyarrow_table() for table in (name, f"{name}_bad"))
+        return _rows(good, "_partition", "_offset"), _rows(bad, "partition", "offset")
     catalog = open_catalog(Location.of(path))
     try:
         good, bad = (catalog.load_table(table).scan().to_arrow() for table in (name, f"{name}_bad"))
@@ -165,9 +176,44 @@ def test_json_into_a_table_that_gains_a_column(spark: SparkSession, log: forebay
     snapshots = catalog.load_table("shop.typed").snapshots()
     catalog.close()
     brought = [snapshot.summary["forebay.offsets"] for snapshot in snapshots if snapshot.summary]
-    assert brought == ['{"0":[0,75],"1":[0,75]}', '{"0":[75,106],"1":[75,105]}']
-    with pytest.raises(Invalid, match="the table shop.typed has other columns"):
+    assert brought == ['{"0":[[0,75]],"1":[[0,75]]}', '{"0":[[75,106]],"1":[[75,105]]}']
+    with pytest.raises(Invalid, match="column id of the table shop.typed is long, and the rows have string"):
         lake.run(spark, location, "shop/orders", table="shop.typed", schema="id STRING")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_json_into_a_delta_table_by_its_path(
+    spark: SparkSession, log: forebay.Storage, path: Path, tmp_path: Path
+) -> None:
+    orders = Orders(log)
+    orders.append(40)
+    out, location = str(tmp_path / "lake" / "orders"), Location.of(path)
+
+    def run(schema: str = SCHEMA, **options: Any) -> JobReport:
+        return lake.run(spark, location, "shop/orders", table=out, table_format="delta", schema=schema, **options)
+
+    planned = run(dry_run=True)
+    assert planned.figures["offsets"] == 40 and not Path(out).exists()
+    first = run(commit_records=25)
+    orders.append(20)
+    second, third = run(), run()
+    with pytest.raises(Invalid, match=f"column id of the table {out} is long, and the rows have string"):
+        run("id STRING")
+    run(f"{SCHEMA}, note STRING")
+
+    figures = [(report.figures["commits"], report.figures["offsets"]) for report in (first, second, third)]
+    assert figures == [(2, 40), (1, 20), (0, 0)]
+    _check(_table_rows(path, out, "delta"), orders)
+    assert next(delta_table(path, out).commits()) == {0: [(20, 30)], 1: [(20, 30)]}
+    read = look_up_delta(location, out)
+    assert read is not None
+    rows = read.frame(spark).where("note IS NULL AND id >= 10").select("id", "lines").collect()
+    assert sorted(row.id for row in rows) == [row["id"] for row in sorted(orders.good, key=_id) if row["id"] >= 10]
+
+
+def _id(row: dict[str, Any]) -> int:
+    return int(row["id"])
 
 
 AVRO: Final[dict[str, Any]] = {
@@ -237,18 +283,19 @@ def test_an_avro_value_that_does_not_fit_costs_itself_alone() -> None:
 
 IN_DIRECTORY: Final = ("files written", "before the manifest", "behind the manifest", "files in place", "second commit")
 IN_TABLE: Final = ("files written", "before the side table", "between the tables", "behind the table", "second commit")
+IN_DELTA: Final = (*IN_TABLE, "before Delta's commit", "behind Delta's commit")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "steps"), [("directory", IN_DIRECTORY), ("table", IN_TABLE)])
+@pytest.mark.parametrize(("kind", "steps"), [("directory", IN_DIRECTORY), ("table", IN_TABLE), ("delta", IN_DELTA)])
 def test_kills_at_every_step_leave_no_row_twice_and_none_out(
     path: Path, tmp_path: Path, kind: str, steps: tuple[str, ...], ledger: Ledger
 ) -> None:
     out, rounds = tmp_path / "out", 4 if SOAK else 1
-    target = "table" if kind == "table" else str(out)
+    target = str(out) if kind == "directory" else kind
 
     def left() -> list[Path]:
-        return list((out / "_staged").rglob("*.parquet")) if kind == "directory" else _strays(path)
+        return list((out / "_staged").rglob("*.parquet")) if kind == "directory" else _strays(path, kind)
 
     said = _child(str(path), target, *(steps * rounds))
     assert left(), "within the grace of a day what killed runs left stays"
@@ -257,7 +304,7 @@ def test_kills_at_every_step_leave_no_row_twice_and_none_out(
     assert left() == []
     ledger.count("kills", len(steps) * rounds, target=kind)
     expected = sorted((partition, offset, value.encode()) for partition, offset, value in json.loads(said))
-    good, bad = _table_rows(path, "shop.raw") if kind == "table" else _directory_rows(out)
+    good, bad = _directory_rows(out) if kind == "directory" else _table_rows(path, "shop.raw", kind)
     found = [(row["_partition"], row["_offset"], row["value"]) for row in good]
     found_bad = [(row["partition"], row["offset"], row["value"]) for row in bad]
     assert found == [row for row in expected if row[2].startswith(b"good")]
@@ -279,7 +326,11 @@ def _child(*words: str, **environment: str) -> str:
     return ended.stdout
 
 
-def _strays(path: Path) -> list[Path]:
+def _strays(path: Path, kind: str) -> list[Path]:
+    if kind == "delta":
+        tables = [delta_table(path, name) for name in ("shop.raw", "shop.raw_bad")]
+        known = {address for table in tables for address in table.files()}
+        return [file for file in path.rglob("data/lake/*.parquet") if f"file://{file}" not in known]
     catalog = open_catalog(Location.of(path))
     named = {
         name

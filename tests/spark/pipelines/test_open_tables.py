@@ -16,6 +16,7 @@ from forebay.spark.pipelines.running import TableBatches
 from forebay.spark.place.location import Location
 from forebay.spark.tables import open_table
 from forebay.spark.tables.catalog import look_up_table
+from forebay.spark.tables.iceberg import IcebergTable
 from forebay.spark.tables.open_table import FOLDER, OpenTable
 from forebay.spark.tables.upkeep import named_files, own_folder
 from tests.spark.pipelines.files import pipeline_of, running_of
@@ -110,7 +111,7 @@ def test_rows_that_are_in_are_no_failure_though_old_snapshots_cannot_be_expired(
     def refuse(*_: object, **__: object) -> int:
         raise OSError("the catalog does not answer")
 
-    monkeypatch.setattr(open_table, "expire", refuse)
+    monkeypatch.setattr(IcebergTable, "expire", refuse)
     table = OpenTable(Location.of(home / "data"), "shop.copy")
 
     table.put(spark.createDataFrame([(1,)], "id BIGINT"))

@@ -131,7 +131,7 @@ def test_of_two_who_commit_at_once_one_is_refused(location: Location, monkeypatc
             commit(*args, **more)
 
         monkeypatch.setattr(one, "commit", behind_the_other)
-        with pytest.raises(Conflict, match="was changed by another meanwhile: run it again"):
+        with pytest.raises(Conflict, match="was changed by another job meanwhile: run it again"):
             one.put(_ids(1), batch=QueryBatch("query", 1))
         monkeypatch.undo()
         one.put(_ids(1), batch=QueryBatch("query", 1))
@@ -209,7 +209,8 @@ def test_a_column_of_another_type_is_refused_by_table_column_and_both_types(loca
 def test_what_is_refused_is_what_pyiceberg_would_refuse(location: Location, theirs: str) -> None:
     """Only then: what a table takes, it goes on taking."""
     with closing(OpenTable(location, NAME)) as opened:
-        table = opened.table_for(pa.schema([("x", COLUMNS[theirs])]))
+        opened.make(pa.schema([("x", COLUMNS[theirs])]))
+        table = look_up_table(location, NAME)
 
         refused = [ours for ours, kind in COLUMNS.items() if not _takes(opened, kind)]
 
@@ -220,7 +221,7 @@ def test_what_is_refused_is_what_pyiceberg_would_refuse(location: Location, thei
 
 def _takes(table: OpenTable, kind: pa.DataType) -> bool:
     try:
-        table.table_for(pa.schema([("x", kind)]))
+        table.make(pa.schema([("x", kind)]))
     except Invalid as error:
         assert f"column x of the table {NAME} is" in str(error)
         return False

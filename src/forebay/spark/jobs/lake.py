@@ -21,6 +21,7 @@ from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.reading.snapshot import Snapshot
 from forebay.spark.tables.file_writer import REPORT, Outlet, Written
+from forebay.spark.tables.formats import ICEBERG
 from forebay.spark.tables.lake_directory import DirectoryTarget
 from forebay.spark.tables.lake_table import TableTarget
 from forebay.spark.tables.targets import Marks, TableBatch, Target
@@ -42,6 +43,7 @@ def run(
     topic: str,
     *,
     table: str | None = None,
+    table_format: str = ICEBERG,
     directory: str | None = None,
     format: str = "json",
     schema: str | None = None,
@@ -50,8 +52,9 @@ def run(
     dry_run: bool = False,
     progress: JobProgress | None = None,
 ) -> JobReport:
-    """Bring what is new in the topic into an Iceberg table (`namespace.name`) or a directory of Parquet files.
+    """Bring what is new in the topic into a table (`namespace.name`) or a directory of Parquet files.
 
+    `table_format` is `iceberg` or `delta`; a table of Delta may also be named by its path or address.
     Bad rows go to `table_bad`, or `directory/bad`. At most about `commit_records` go into one commit. Raises
     `Unavailable` while another run has the topic, `Conflict` if another changed the table.
     """
@@ -72,16 +75,16 @@ def run(
             lease = stack.enter_context(
                 leased(found.metadata, key, f"lake {name}", ttl_s=settings.lease_ttl_s, wait_s=wait_s, clock=clock)
             )
-        target = stack.enter_context(contextlib.closing(_target(location, table, directory, how)))
+        target = stack.enter_context(contextlib.closing(_target(location, table, table_format, directory, how)))
         snapshot = look_at(location, topic)
         work = LakeRun(spark, location, snapshot, target, how, fail_on_data_loss=fail_on_data_loss)
         work.bring(lease, commit_records, progress or Unseen())
     return work.report(dry_run=dry_run, seconds=clock.monotonic() - begun)
 
 
-def _target(location: Location, table: str | None, directory: str | None, how: Decoding) -> Target:
+def _target(location: Location, table: str | None, table_format: str, directory: str | None, how: Decoding) -> Target:
     if table is not None:
-        return TableTarget(location, table, how.schema)
+        return TableTarget(location, table, how.schema, table_format=table_format)
     assert directory is not None
     return DirectoryTarget(directory, grace_s=location.settings().table.orphan_grace_s)
 

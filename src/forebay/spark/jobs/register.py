@@ -1,21 +1,19 @@
-"""The Parquet segments of a topic as an Iceberg table, without copying: the table names the objects of history.
+"""The Parquet segments of a topic as an open table, without copying: the table names the objects of history.
 
 A registration makes the table name exactly the Parquet objects that the catalog of each partition names now, in one
-snapshot; what is there already is left as it is, so it may be repeated at will. Objects are written down as named
-before a snapshot names them, and stay so, and are not swept, while a kept snapshot does.
+commit; what is there already is left as it is, so it may be repeated at will. Objects are written down as named before
+a commit names them, and stay so, and are not swept, while a kept version of some table of the topic does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import warnings
+import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple
 
 from forebay.cleanup.tables import TableObjects
-from forebay.errors import Conflict, Unavailable, Unsupported
+from forebay.errors import Conflict, Invalid, Unavailable, Unsupported
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.metadata.keys import registrar_key
 from forebay.format.parquet.file import SCHEMA
@@ -24,19 +22,13 @@ from forebay.spark.jobs.reports import JobReport, Part
 from forebay.spark.place.addresses import address_of, key_of
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened
-from forebay.spark.tables.catalog import find_table, identifier, look_up_table, open_catalog
-from forebay.spark.tables.upkeep import expire, named_files, properties_of
+from forebay.spark.tables.catalog import identifier
+from forebay.spark.tables.commit import TOPIC_ID, FormatTable, Ranges, TableChange, TopicOffsets, commit
+from forebay.spark.tables.formats import FORMATS, ICEBERG, open_format
 from forebay.topics import Engine, TopicName, TopicSpec, refs_of
 
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
+logger = logging.getLogger(__name__)
 
-
-OFFSETS: Final = "forebay.offsets"
-"""The property of a snapshot that says which offsets of each partition it shows, as `{"0": [[start, stop], …]}`."""
-TOPIC_ID: Final = "forebay.topic-id"
 LEASE_WAIT_SECONDS: Final = 30.0
 LEASE_SECONDS: Final = 30.0
 
@@ -47,68 +39,82 @@ class _Change(NamedTuple):
     wanted: dict[int, list[tuple[str, SegmentDescriptor]]]
     """By partition: the addresses of its Parquet objects, in order."""
     added: list[str]
-    removed: list[DataFile]
+    removed: list[str]
 
     @property
     def is_needed(self) -> bool:
         return bool(self.added or self.removed)
 
 
-def run(location: Location, topic: str, *, dry_run: bool = False) -> JobReport:
-    """Let the table of a topic name its compacted history as it is now; old snapshots are expired.
+def run(location: Location, topic: str, *, table_format: str = ICEBERG, dry_run: bool = False) -> JobReport:
+    """Let the table of a topic name its compacted history as it is now; old versions are expired.
 
-    The table has the name of the topic in the catalog of the settings (`table.…`), and is made if it is not there.
+    An Iceberg table has the name of the topic in the catalog of the settings (`table.…`); a table of the format
+    `delta` lies in `delta/NAMESPACE/TOPIC` in the warehouse. It is made if it is not there.
     Raises `Unavailable` while another registration of the topic runs, `Conflict` if another program changed the table.
     """
     name = TopicName.parse(topic)
-    with opened(location, read_only=dry_run) as found:
+    with (
+        opened(location, read_only=dry_run) as found,
+        contextlib.closing(open_format(table_format, location, identifier(name))) as table,
+    ):
         begun = found.clock.monotonic()
         spec = found.definitions.get(name)
         if spec.engine is not Engine.SEGMENT:
             raise Unsupported(f'{name} lives on engine "{spec.engine}" and has no history: copy it to a segment topic')
+        table.look()
         if dry_run:
-            change, expired = change_of(found, spec, look_up_table(location, identifier(name))), 0
+            change, expired = change_of(found, spec, table), 0
         else:
-            with contextlib.closing(open_catalog(location)) as catalog:
-                change, expired = _leased(found, spec, catalog)
-        return _report(name, change, expired, dry_run=dry_run, seconds=found.clock.monotonic() - begun)
+            others = [other for other in FORMATS if other != table_format]
+            change, expired = _leased(found, spec, table, others)
+        return _report(table.name, name, change, expired, dry_run=dry_run, seconds=found.clock.monotonic() - begun)
 
 
-def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, int]:
+def _leased(found: Opened, spec: TopicSpec, table: FormatTable, others: Iterable[str]) -> tuple[_Change, int]:
     key = registrar_key(spec.namespace, spec.topic, prefix=found.settings.metadata.prefix)
     what = f"registration of {spec.name}"
     lease_s = max(LEASE_SECONDS, found.settings.metadata.lease_ttl_s)
-    with (
-        leased(found.metadata, key, what, ttl_s=lease_s, wait_s=LEASE_WAIT_SECONDS, clock=found.clock) as lease,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        table = find_table(catalog, identifier(spec.name)) or _made(catalog, spec)
+    with leased(found.metadata, key, what, ttl_s=lease_s, wait_s=LEASE_WAIT_SECONDS, clock=found.clock) as lease:
+        table.make(SCHEMA, {TOPIC_ID: spec.topic_id})
         prefix = found.settings.metadata.prefix
         tabled = TableObjects(found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id, clock=found.clock)
         change = change_of(found, spec, table)
         if change.is_needed:
             _name(found, spec, table, tabled, change, lease)
-        expired = expire(table, found.settings.table, found.clock.now_ms())
+        expired = table.expire(found.settings.table, found.clock.now_ms())
         lease.check()
-        tabled.put(_keys(found, named_files(table)), found.new_objects().store, held=[lease.held])
+        store = found.new_objects().store
+        kept = _named(found, table)
+        for other in others:
+            kept |= _named_in(found, other, spec.name, tabled)
+        tabled.put(kept, store, held=[lease.held])
         return change, expired
 
 
-def _made(catalog: Catalog, spec: TopicSpec) -> Table:
-    catalog.create_namespace_if_not_exists((spec.namespace,))
-    return catalog.create_table(identifier(spec.name), schema=SCHEMA, properties={TOPIC_ID: spec.topic_id})
+def _named(found: Opened, table: FormatTable) -> set[str]:
+    """The keys of all objects that a kept version of the table names."""
+    addresses = table.named_files(found.settings.table, found.clock.now_ms())
+    return {key for address in addresses if (key := key_of(found, address)) is not None}
 
 
-def change_of(found: Opened, spec: TopicSpec, table: Table | None) -> _Change:
+def _named_in(found: Opened, table_format: str, name: TopicName, tabled: TableObjects) -> frozenset[str] | set[str]:
+    """What the topic's table of another format names. If that cannot be read, all that was noted before stays."""
+    try:
+        with contextlib.closing(open_format(table_format, found.location, identifier(name))) as table:
+            return _named(found, table) if table.look() else set()
+    except Invalid:
+        return set()  # by these settings no such table can be made
+    except (Unavailable, Unsupported) as error:
+        logger.warning("%s: no object is given free, as its %s table cannot be read: %s", name, table_format, error)
+        return tabled.objects(found.new_objects().store)
+
+
+def change_of(found: Opened, spec: TopicSpec, table: FormatTable) -> _Change:
     wanted = {ref.partition: list(_parquet(found, found.catalog(ref).descriptors())) for ref in refs_of(spec)}
-    present = {} if table is None else {file.file_path: file for file in _current(table)}
+    present = table.files().keys()
     addresses = {address for pieces in wanted.values() for address, _ in pieces}
-    return _Change(
-        wanted,
-        sorted(addresses - present.keys()),
-        [file for address, file in sorted(present.items()) if address not in addresses],
-    )
+    return _Change(wanted, sorted(addresses - present), sorted(present - addresses))
 
 
 def _parquet(found: Opened, descriptors: Iterable[SegmentDescriptor]) -> Iterator[tuple[str, SegmentDescriptor]]:
@@ -123,36 +129,19 @@ def _parquet(found: Opened, descriptors: Iterable[SegmentDescriptor]) -> Iterato
             yield address, descriptor
 
 
-def _current(table: Table) -> list[DataFile]:
-    return [task.file for task in table.scan().plan_files()]
-
-
-def _name(found: Opened, spec: TopicSpec, table: Table, tabled: TableObjects, change: _Change, lease: Lease) -> None:
-    """Make the snapshot. Its objects are noted first, and seen to be history still: then no sweep takes them."""
+def _name(
+    found: Opened, spec: TopicSpec, table: FormatTable, tabled: TableObjects, change: _Change, lease: Lease
+) -> None:
+    """Commit. The objects are noted first, and seen to be history still: then no sweep takes them."""
     store = found.new_objects().store
     keys = {piece.object_key for pieces in change.wanted.values() for _, piece in pieces}
     tabled.put(tabled.objects(store) | keys, store, held=[lease.held])
     if change_of(found, spec, table).added != change.added:
         raise Conflict(f"the history of {spec.name} was compacted meanwhile: run it again")
-    lease.check()
-    from pyiceberg.exceptions import CommitFailedException, ValidationException
-    from pyiceberg.io.pyarrow import parquet_file_to_data_file
-    from pyiceberg.table import TableProperties
-
-    with table.transaction() as changing:
-        # The files have no ids for their columns: the table knows them by their names.
-        mapping = table.schema().name_mapping.model_dump_json()
-        kept = {TableProperties.DEFAULT_NAME_MAPPING: mapping, TOPIC_ID: spec.topic_id, **properties_of(table)}
-        changing.set_properties(kept)
-        shown = msgspec.json.encode({str(number): _runs(pieces) for number, pieces in change.wanted.items()}).decode()
-        try:
-            with changing.update_snapshot(snapshot_properties={OFFSETS: shown}).overwrite() as update:
-                for file in change.removed:
-                    update.delete_data_file(file)
-                for address in change.added:
-                    update.append_data_file(parquet_file_to_data_file(table.io, changing.table_metadata, address))
-        except (CommitFailedException, ValidationException) as error:
-            raise Conflict(f"the table of {spec.name} was changed by another program: {error}; run it again") from error
+    shown: Ranges = {number: _runs(pieces) for number, pieces in change.wanted.items()}
+    offsets = TopicOffsets(topic=str(spec.name), topic_id=spec.topic_id, ranges=shown)
+    wanted = TableChange(added=change.added, removed=frozenset(change.removed), offsets=offsets)
+    commit(table, wanted, basis=lambda: table.files().keys(), check=lease.check)
 
 
 def _runs(pieces: list[tuple[str, SegmentDescriptor]]) -> list[tuple[int, int]]:
@@ -164,11 +153,7 @@ def _runs(pieces: list[tuple[str, SegmentDescriptor]]) -> list[tuple[int, int]]:
     return runs
 
 
-def _keys(found: Opened, addresses: Iterable[str]) -> set[str]:
-    return {key for address in addresses if (key := key_of(found, address)) is not None}
-
-
-def _report(name: TopicName, change: _Change, expired: int, *, dry_run: bool, seconds: float) -> JobReport:
+def _report(table: str, name: TopicName, change: _Change, expired: int, *, dry_run: bool, seconds: float) -> JobReport:
     pieces = [piece for found in change.wanted.values() for _, piece in found]
     parts = tuple(
         Part(
@@ -191,7 +176,7 @@ def _report(name: TopicName, change: _Change, expired: int, *, dry_run: bool, se
     done = f"{len(change.added)} files added, {len(change.removed)} removed" if change.is_needed else "nothing to do"
     return JobReport(
         job="register",
-        summary=f"table {'.'.join(identifier(name))} names {len(pieces)} Parquet files: {done}",
+        summary=f"table {table} names {len(pieces)} Parquet files: {done}",
         dry_run=dry_run,
         figures=dict(figures),
         parts=parts,

@@ -17,6 +17,7 @@ from forebay.topics import TopicName
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
     from pyiceberg.table import Table
 
 
@@ -144,6 +145,13 @@ def _database(kind: str, warehouse: str | None) -> str | None:
 def file_properties(location: Location) -> dict[str, str]:
     """What reading and writing the files of tables asks for, by the names of PyIceberg."""
     return {**_files(location), **_texts(location.settings().table.options)}
+
+
+def files_io(location: Location, address: str) -> FileIO:
+    """What reads and writes the files of tables at an address."""
+    from pyiceberg.io import load_file_io
+
+    return load_file_io(file_properties(location), address)
 
 
 def _files(location: Location) -> dict[str, str]:

@@ -18,7 +18,7 @@ from forebay.blobs import DirectoryStore
 from forebay.clock import Clock, SystemClock
 from forebay.disk import SystemDisk
 from forebay.spark.place.location import Location
-from forebay.spark.tables.catalog import file_properties
+from forebay.spark.tables.catalog import files_io
 from forebay.spark.values.decoding import BAD_SCHEMA, Decoding
 
 FILE_BYTES: Final = 128 * 1024 * 1024
@@ -162,10 +162,8 @@ def _store(location: Location, folder: str, name: str, chunks: Iterable[bytes]) 
         with contextlib.closing(SystemDisk()) as disk:
             store = DirectoryStore(folder.removeprefix(FILE), disk=disk, clock=SystemClock()).open()
             return store.upload(name, chunks).size
-    from pyiceberg.io import load_file_io
-
     size = 0
-    with load_file_io(file_properties(location), folder).new_output(f"{folder}/{name}").create() as file:
+    with files_io(location, folder).new_output(f"{folder}/{name}").create() as file:
         for chunk in chunks:
             file.write(chunk)
             size += len(chunk)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import Unavailable, Unsupported
 from forebay.spark.place.addresses import FILE, literal
@@ -43,6 +43,8 @@ class TableFiles:
 
     columns: tuple[tuple[str, str], ...]
     files: tuple[str, ...]
+    base: str | None = None
+    """Where the folders begin that are columns, such as `day=7`, if some are: the files do not have those."""
 
     @property
     def ddl(self) -> str:
@@ -55,7 +57,8 @@ class TableFiles:
         if not chosen:
             return spark.createDataFrame([], self.ddl)
         # Looked up recursively, folders named a=b do not become columns: the files have them.
-        return spark.read.schema(self.ddl).option("recursiveFileLookup", "true").parquet(*map(literal, chosen))
+        name, value = ("basePath", self.base) if self.base is not None else ("recursiveFileLookup", "true")
+        return spark.read.schema(self.ddl).option(name, value).parquet(*map(literal, chosen))
 
 
 def files_of(table: Table) -> TableFiles:
@@ -67,7 +70,9 @@ def files_of(table: Table) -> TableFiles:
     if any(task.delete_files for task in tasks):
         raise Unsupported(f"{name} has files of deletes, which Spark would not heed: rewrite the table first")
     for task in tasks:
-        _check_file(name, task.file)
+        if str(task.file.file_format.value).upper() != "PARQUET":
+            raise Unsupported(f"{task.file.file_path} of {name} is no Parquet file: rewrite the table")
+        check_reachable(name, task.file.file_path)
     return TableFiles(columns, tuple(sorted(task.file.file_path for task in tasks)))
 
 
@@ -116,10 +121,8 @@ def _names(schema: Schema) -> Iterator[tuple[int, str]]:
             yield number, column
 
 
-def _check_file(table: str, file: Any) -> None:
-    path: str = file.file_path
-    if str(file.file_format.value).upper() != "PARQUET":
-        raise Unsupported(f"{path} of {table} is no Parquet file: rewrite the table")
+def check_reachable(table: str, path: str) -> None:
+    """`Unsupported` or `Unavailable` if Spark cannot read the file at an address without further jars."""
     local = path.removeprefix(FILE).removeprefix("file:")
     if not local.startswith("/"):
         raise Unsupported(

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from forebay.blobs import DirectoryStore
@@ -20,6 +20,7 @@ from forebay.settings import TableSettings
 from forebay.spark.place.addresses import FILE
 
 if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
     from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
@@ -123,8 +124,12 @@ def _merged(manifest_list: str, manifests: Iterable[str]) -> Iterator[str]:
 
 
 def delete_file(table: Table, address: str) -> None:
+    _delete(table.io, address)
+
+
+def _delete(io: FileIO, address: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        table.io.delete(address)
+        io.delete(address)
 
 
 def _manifests(table: Table) -> Iterator[ManifestFile]:
@@ -145,21 +150,30 @@ def named_files(table: Table) -> Iterator[str]:
 
 
 def remove_strays(table: Table, folder: str, *, grace_s: int, now_ms: int) -> int:
-    """Remove Parquet files of the folder that no snapshot names once they are older than the grace; how many.
+    """Remove Parquet files of the folder that no snapshot names once they are older than the grace; how many."""
+
+    def named() -> Iterator[str]:
+        table.refresh()
+        return named_files(table)
+
+    return remove_unnamed(table.io, folder, named, grace_s=grace_s, now_ms=now_ms)
+
+
+def remove_unnamed(io: FileIO, folder: str, named: Callable[[], Iterable[str]], *, grace_s: int, now_ms: int) -> int:
+    """Remove Parquet files of the folder that are not `named` once they are older than the grace; how many.
 
     They are of runs that were killed, or of snapshots that were expired. What a task had begun to write in a directory
     goes as well; a bucket forgets unfinished uploads by a rule of its own.
     """
     clear_uploads(folder, grace_s)
-    present = _aged(table, folder, now_ms - grace_s * 1000)
+    present = _aged(io, folder, now_ms - grace_s * 1000)
     if not present:
         return 0
-    table.refresh()
     # By name alone: names are unique, and one file has many addresses.
-    named = {posixpath.basename(address) for address in named_files(table)}
-    strays = sorted(present - named)
+    kept = {posixpath.basename(address) for address in named()}
+    strays = sorted(present - kept)
     for name in strays:
-        delete_file(table, f"{folder}/{name}")
+        _delete(io, f"{folder}/{name}")
     if strays:
         logger.info("%s: %d files that no snapshot names are removed", folder, len(strays))
     return len(strays)
@@ -173,16 +187,16 @@ def clear_uploads(folder: str, grace_s: int) -> None:
             DirectoryStore(path, disk=disk, clock=SystemClock()).open().abort_stale_uploads(grace_s)
 
 
-def _aged(table: Table, folder: str, until_ms: int) -> set[str]:
+def _aged(io: FileIO, folder: str, until_ms: int) -> set[str]:
     """The names of Parquet files in a folder that were not touched since."""
     from pyarrow.fs import FileSelector
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
-    if not isinstance(table.io, PyArrowFileIO):
-        logger.info("%s cannot be listed through %s: files of killed runs stay there", folder, type(table.io).__name__)
+    if not isinstance(io, PyArrowFileIO):
+        logger.info("%s cannot be listed through %s: files of killed runs stay there", folder, type(io).__name__)
         return set()
-    scheme, netloc, path = PyArrowFileIO.parse_location(folder, table.io.properties)
-    found = table.io.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, allow_not_found=True))
+    scheme, netloc, path = PyArrowFileIO.parse_location(folder, io.properties)
+    found = io.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, allow_not_found=True))
     return {
         file.base_name
         for file in found
