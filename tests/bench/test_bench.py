@@ -1,4 +1,7 @@
-"""Each benchmark, at toy size: it runs, checks what it wrote, and says what it found in the agreed shape."""
+"""A benchmark, at toy size: it runs, checks what it wrote, and says what it found in the agreed shape.
+
+Toy sizes show nothing of Forebay that other tests do not: one case stands for the shape, and a soak run has them all.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from bench import payload, report
 from bench.cases import CASES
 from bench.plan import TOY, Plan
 from bench.results import Result, at_least, at_most, result
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
+EVERY_DAY = ["append"]
 FIELDS = ["case", "metric", "unit", "ours", "peers", "ratio", "aim", "met"]
 
 
@@ -23,7 +28,11 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.spark) if case == "spark" else case for case in CASES]
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.spark) if case == "spark" else case
+        for case in (CASES if SOAK else EVERY_DAY)
+    ],
 )
 def test_case_gives_figures_in_the_agreed_shape(case: str, plan: Plan, request: pytest.FixtureRequest) -> None:
     if case == "spark":
