@@ -231,10 +231,16 @@ class Definitions:
             self._remembered.put([found], generation)
         return found
 
-    def alter(self, name: TopicName, change: Callable[[TopicSpec], TopicSpec]) -> Defined:
+    def alter(
+        self,
+        name: TopicName,
+        change: Callable[[TopicSpec], TopicSpec],
+        guards: Callable[[TopicSpec, TopicSpec], Sequence[RevisionIs]] = lambda old, new: (),
+    ) -> Defined:
         """Change the definition of a topic by what it is; the definition in force on return.
 
-        `change` is called again where another has altered the topic meanwhile; what it raises comes out.
+        `change` is called again where another has altered the topic meanwhile; what it raises comes out. `guards` gives
+        what must still hold for a change from one definition to another.
         """
         key = topic_key(name.namespace, name.topic, prefix=self._prefix)
 
@@ -244,7 +250,7 @@ class Definitions:
                 return Done(None)
             # Commit point: from here on every process that looks finds the topic altered.
             put = Put(key, encode_value(spec, unknown=defined.unknown))
-            return Write([RevisionIs(key, defined.revision)], [put], None)
+            return Write([RevisionIs(key, defined.revision), *guards(defined.spec, spec)], [put], None)
 
         what = f"topic {name} is not altered"
         try:

@@ -30,7 +30,7 @@ from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import Delete, Entry, MetadataStore, Put, RevisionIs
 from forebay.metadata.seam import OPERATIONS_MAX
-from forebay.records import OFFSET_MAX
+from forebay.records import OFFSET_MAX, SpentReason
 from forebay.topics import TopicSpec
 
 READER_CHARACTERS_MAX = 100
@@ -61,6 +61,14 @@ class AckedAbove(msgspec.Struct, frozen=True, kw_only=True):
     bitmap: bytes
 
 
+class SpentNote(NamedTuple):
+    """Why a record is spent, and what a consumer said last about it."""
+
+    offset: int
+    reason: SpentReason
+    error: str | None = None
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """One reader's place in one partition: it has done everything below `offset`. `epoch` is the owner it read from.
 
@@ -75,6 +83,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Whatever the reader wants to find again beside its place."""
     acked: AckedAbove | msgspec.UnsetType = msgspec.UNSET
     attempts: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
+    run: str | msgspec.UnsetType = msgspec.UNSET
+    """Drawn when a subscription with a dead-letter topic begins at a place: another one after each seek."""
+    spent: tuple[SpentNote, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Why records are spent that are not in the dead-letter topic yet."""
 
 
 class ReaderName(NamedTuple):
@@ -532,7 +544,12 @@ def moves_on(stands: Progress, wanted: Progress) -> bool:
         return wanted.offset > stands.offset
     if wanted.epoch < stands.epoch or wanted.offset < stands.offset:
         return False
-    return (wanted.offset, wanted.acked, wanted.attempts) != (stands.offset, stands.acked, stands.attempts)
+    return _said(wanted) != _said(stands)
+
+
+def _said(progress: Progress) -> tuple[object, ...]:
+    """What the cursor of a subscription says beside its owner."""
+    return progress.offset, progress.acked, progress.attempts, progress.run, progress.spent
 
 
 def check_progress(progress: Progress) -> None:

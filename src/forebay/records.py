@@ -143,6 +143,64 @@ class DeliveredRecord(msgspec.Struct, frozen=True, gc=False):
     attempt: int
 
 
+class SpentReason(enum.StrEnum):
+    """How the last delivery of a record ended that was delivered as often as it may be."""
+
+    NACK = "nack"
+    """The consumer refused it."""
+    ACK_TIMEOUT = "ack_timeout"
+    """The consumer did not answer in time."""
+    CONSUMER_LEFT = "consumer_left"
+    """The consumer left, or was closed, without an answer."""
+    PROCESS_ENDED = "process_ended"
+    """The process ended, or lost the partition, before the answer was stored."""
+
+
+class LetterPlace(NamedTuple):
+    """Where a dead letter lies in the dead-letter topic."""
+
+    partition: int
+    offset: int
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that a subscription could not get done, in the dead-letter topic."""
+
+    place: LetterPlace
+    """Where it lies there."""
+    topic: str
+    """The topic it comes from, as `namespace/topic`."""
+    subscription: str
+    record: Record
+    """The record as it was, with its partition and offset in that topic."""
+    attempts: int
+    """How often it was delivered."""
+    reason: SpentReason
+    error: str | None
+    """What a consumer said last about it (`nack(error=…)`)."""
+    at: int
+    """When it was put there, in milliseconds since 1970 UTC."""
+
+
+class DeliveryState(enum.StrEnum):
+    """What a subscription does in a partition."""
+
+    IDLE = "idle"
+    """No consumer is attached in this process."""
+    DELIVERING = "delivering"
+    PAUSED = "paused"
+    BLOCKED = "blocked"
+    """A record is spent and `on_spent` is `block`: nothing more is delivered until the operator moves it."""
+    DEAD_LETTERS_DELETED = "dead_letters_deleted"
+    """The dead-letter topic is not there: spent records wait until it is created again."""
+    DEAD_LETTERS_FULL = "dead_letters_full"
+    """The dead-letter topic has no room: spent records wait."""
+    DEAD_LETTERS_ELSEWHERE = "dead_letters_elsewhere"
+    """Another process owns the dead-letter topic: spent records wait."""
+    DEAD_LETTERS_FAILING = "dead_letters_failing"
+    """Spent records cannot be appended for another reason, which `failure` says, and wait."""
+
+
 class SubscriptionLag(NamedTuple):
     """How far a subscription has come in a partition, which ends at `end`: everything below `cursor` is done.
 
@@ -157,6 +215,13 @@ class SubscriptionLag(NamedTuple):
     held: int = 0
     delayed: int = 0
     spent: int = 0
+    state: DeliveryState = DeliveryState.IDLE
+    failure: str | None = None
+    """What keeps spent records from the dead-letter topic, and the next step."""
+    dead_letters: int = 0
+    """How many records went to the dead-letter topic since consumers are attached here."""
+    lost: int = 0
+    """Offsets that no consumer got since consumers are attached here, of a topic with dispatch `non_reliable`."""
 
     @property
     def lag(self) -> int:

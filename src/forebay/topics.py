@@ -7,6 +7,7 @@ metadata keys only; files and objects are named by topic id. Knows nothing of di
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple, TypedDict, TypeVar, Unpack
@@ -184,8 +185,20 @@ class Cleanup(enum.StrEnum):
     """They are deleted in the background, once `compact_lag_ms` old."""
 
 
+class TopicDispatch(enum.StrEnum):
+    """How the subscriptions of a topic deliver its records."""
+
+    RELIABLE = "reliable"
+    """At least once: each is delivered until it is acknowledged, and how far a subscription has come is stored."""
+    NON_RELIABLE = "non_reliable"
+    """At most once: from now on, without a stored cursor; what a slow consumer misses is counted."""
+
+
 class TopicLimits(TypedDict, total=False):
-    """How much of a topic is kept, and what of it: each partition by itself. A limit of `None` is none."""
+    """How much of a topic is kept, and what of it: each partition by itself. A limit of `None` is none.
+
+    And `dispatch`: how its subscriptions deliver.
+    """
 
     cap_records: int | None
     cap_bytes: int | None
@@ -193,6 +206,7 @@ class TopicLimits(TypedDict, total=False):
     on_full: str
     cleanup: str
     compact_lag_ms: int
+    dispatch: str
 
 
 class TopicChanges(TopicLimits, total=False):
@@ -225,6 +239,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     cleanup: Cleanup = Cleanup.DELETE
     compact_lag_ms: Annotated[int, Meta(ge=0)] = COMPACT_LAG_MS
     """How old a record is before it is compacted away."""
+    dispatch: TopicDispatch = TopicDispatch.RELIABLE
     earlier: tuple[int, ...] = ()
     """How many partitions it had in each generation before this one: where older records of a key lie."""
 
@@ -245,6 +260,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         on_full: str = OnFull.DISCARD_OLD,
         cleanup: str = Cleanup.DELETE,
         compact_lag_ms: int = COMPACT_LAG_MS,
+        dispatch: str = TopicDispatch.RELIABLE,
     ) -> TopicSpec:
         """The checked definition of a new topic. Of engine and durability, one may follow from the other."""
         if not _TOPIC_ID.fullmatch(topic_id):
@@ -254,8 +270,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise Invalid(f"partitions is {partitions!r} for {name}; allowed: 1 to {PARTITIONS_MAX}")
         parse_compression(compression)
         chosen_engine, chosen_durability = _engine_and_durability(engine, durability)
-        lag = _number("compact_lag_ms", compact_lag_ms, 0)
-        kept = _limit("ttl_ms", ttl_ms)
+        lag, kept = _number("compact_lag_ms", compact_lag_ms, 0), _limit("ttl_ms", ttl_ms)
         chosen_cleanup = _choice("cleanup", Cleanup, cleanup)
         if chosen_cleanup is Cleanup.COMPACT and kept is not None and lag >= kept:
             raise Invalid(
@@ -277,6 +292,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             on_full=_on_full(on_full, is_capped=cap_records is not None or cap_bytes is not None),
             cleanup=chosen_cleanup,
             compact_lag_ms=lag,
+            dispatch=_choice("dispatch", TopicDispatch, dispatch),
         )
 
     def altered(self, **changes: Unpack[TopicChanges]) -> TopicSpec:
@@ -293,6 +309,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             "on_full": self.on_full,
             "cleanup": self.cleanup,
             "compact_lag_ms": self.compact_lag_ms,
+            "dispatch": self.dispatch,
         }
         wanted.update(changes)
         checked = TopicSpec.create(
@@ -415,6 +432,8 @@ class OnSpent(enum.StrEnum):
     """Its partition delivers nothing more until the operator moves the subscription."""
     DROP = "drop"
     """It counts as done; the loss is logged and counted."""
+    DEAD_LETTER = "dead_letter"
+    """It is appended to another topic, once, and then counts as done."""
 
 
 class SubscriptionOptions(TypedDict, total=False):
@@ -427,6 +446,18 @@ class SubscriptionOptions(TypedDict, total=False):
     backoff_max_ms: int
     deliveries_max: int | None
     on_spent: str
+    dead_letter_topic: str
+
+
+REDELIVERY_OPTIONS: Final = (
+    "ack_timeout_ms",
+    "backoff_min_ms",
+    "backoff_max_ms",
+    "deliveries_max",
+    "on_spent",
+    "dead_letter_topic",
+)
+"""Options of a subscription that say when and how often a record is delivered again."""
 
 
 class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -449,6 +480,8 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
     deliveries_max: Annotated[int, Meta(ge=1, le=DELIVERIES_MAX)] | None = None
     """How often a record is delivered; `None` for any number of times."""
     on_spent: OnSpent = OnSpent.BLOCK
+    dead_letter_topic: str | None = None
+    """Where spent records go, as `namespace/topic`, if `on_spent` is `dead_letter`."""
     is_paused: bool = False
     is_ending: bool = False
     """Its deletion has begun: its cursors may be gone."""
@@ -470,6 +503,12 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
         if unknown:
             known = ", ".join(SubscriptionOptions.__annotations__)
             raise Invalid(f"{unknown[0]} is no option of a subscription; options: {known}")
+        if topic.dispatch is TopicDispatch.NON_RELIABLE:
+            for option in options.keys() & REDELIVERY_OPTIONS:
+                raise Invalid(
+                    f'{option} says how records are delivered again, and {topic.name} has dispatch "non_reliable": '
+                    "each is delivered at most once; leave the option out"
+                )
         fields = {"namespace": topic.namespace, "topic": topic.topic, "name": name, "topic_id": topic.topic_id}
         try:
             spec = msgspec.convert(
@@ -481,11 +520,25 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise Invalid(f"backoff_min_ms {spec.backoff_min_ms} is more than backoff_max_ms {spec.backoff_max_ms}")
         if spec.deliveries_max is None and "on_spent" in options:
             raise Invalid(f'on_spent "{spec.on_spent}" needs deliveries_max: without it no record is spent')
-        return spec
+        return spec._with_dead_letter_topic()
+
+    def _with_dead_letter_topic(self) -> SubscriptionSpec:
+        """The same, with the whole name of the topic for spent records, if there is to be one."""
+        if self.on_spent is not OnSpent.DEAD_LETTER:
+            if self.dead_letter_topic is not None:
+                raise Invalid(f'dead_letter_topic {self.dead_letter_topic} needs on_spent "dead_letter"')
+            return self
+        given = self.dead_letter_topic
+        name = dead_letter_name(self.namespace, self.topic, self.name) if given is None else TopicName.parse(given)
+        if name == TopicName(self.namespace, self.topic):
+            raise Invalid(f"spent records of {name} would come back into {name}: choose another dead_letter_topic")
+        return msgspec.structs.replace(self, dead_letter_topic=str(name))
 
     def check_options(self, options: SubscriptionOptions) -> None:
         """`Conflict` if the subscription is not as these options would have made it."""
-        for option, wanted in options.items():
+        for option, given in options.items():
+            is_topic = option == "dead_letter_topic"
+            wanted = str(TopicName.parse(given)) if is_topic and isinstance(given, str) else given
             if getattr(self, option) != wanted:
                 raise Conflict(
                     f"the subscription {self.name} of {self.namespace}/{self.topic} has {option} "
@@ -493,6 +546,18 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
                     "and create it again",
                     topic=f"{self.namespace}/{self.topic}",
                 )
+
+
+def dead_letter_name(namespace: str, topic: str, subscription: str) -> TopicName:
+    """The topic for the spent records of a subscription that names none: `shop/orders.billing.dead_letters`.
+
+    Names that are too long for that are cut, and distinguished by a hash.
+    """
+    name = f"{topic}.{subscription}.dead_letters"
+    if len(name) > PART_CHARACTERS_MAX:
+        digest = hashlib.sha256(f"{topic}/{subscription}".encode()).hexdigest()[:16]
+        name = f"{topic[:40]}.{subscription[:20]}.{digest}.dead_letters"
+    return TopicName(namespace, name)
 
 
 def shard_id(topic_id: str, partition: int) -> str:

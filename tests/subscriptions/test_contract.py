@@ -1,4 +1,4 @@
-"""The contract of subscriptions over the embedded log and asyncio, on disk and in memory."""
+"""The contracts of subscriptions, dead letters and lossy topics: embedded and for asyncio, on disk and in memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import forebay
 from forebay import aio
 from forebay.surface import Log, SubscribableTopic, awaiting
+from forebay.testing.contracts.deadletters import DeadLetterContract, LastingDeadLetterContract
+from forebay.testing.contracts.lossy import LossyContract
 from forebay.testing.contracts.subscriptions import LastingSubscriptionContract, SubscriptionContract
 from forebay.testing.contracts.surface import called
 
@@ -68,6 +70,42 @@ class TestAwaitedDirectory(LastingSubscriptionContract):
 
 
 class TestAwaitedMemory(SubscriptionContract):
+    @pytest.fixture
+    def home(self, as_log: AsLog) -> AwaitedHome:
+        return AwaitedHome(":memory:", as_log)
+
+
+class TestDeadLettersEmbeddedDirectory(LastingDeadLetterContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> EmbeddedHome:
+        return EmbeddedHome(tmp_path)
+
+
+class TestDeadLettersEmbeddedMemory(DeadLetterContract):
+    @pytest.fixture
+    def home(self) -> EmbeddedHome:
+        return EmbeddedHome(":memory:")
+
+
+class TestLossyEmbeddedMemory(LossyContract):
+    @pytest.fixture
+    def home(self) -> EmbeddedHome:
+        return EmbeddedHome(":memory:")
+
+
+class TestDeadLettersAwaitedDirectory(LastingDeadLetterContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path, as_log: AsLog) -> AwaitedHome:
+        return AwaitedHome(tmp_path, as_log)
+
+
+class TestLossyAwaitedDirectory(LossyContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path, as_log: AsLog) -> AwaitedHome:
+        return AwaitedHome(tmp_path, as_log)
+
+
+class TestDeadLettersAwaitedMemory(DeadLetterContract):
     @pytest.fixture
     def home(self, as_log: AsLog) -> AwaitedHome:
         return AwaitedHome(":memory:", as_log)

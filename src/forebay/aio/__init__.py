@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from forebay.aio.deadletters import AsyncDeadLetters
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncConsumer",
+    "AsyncDeadLetters",
     "AsyncGroup",
     "AsyncLoads",
     "AsyncLog",

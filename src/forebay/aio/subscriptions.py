@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from forebay.aio.deadletters import AsyncDeadLetters
 from forebay.aio.workers import Workers, wake_loop
 from forebay.arguments import checked_seconds
 from forebay.errors import Closed
@@ -76,6 +77,10 @@ class AsyncSubscription:
     async def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
         """See `Subscription.seek`."""
         return await self._run(self._subscription.seek, position, partition=partition)
+
+    async def dead_letters(self) -> AsyncDeadLetters:
+        """See `Subscription.dead_letters`."""
+        return AsyncDeadLetters(await self._run(self._subscription.dead_letters), self._workers)
 
     async def flush(self) -> None:
         """See `Subscription.flush`."""
@@ -141,9 +146,14 @@ class AsyncConsumer:
         """See `Consumer.ack_cumulative`."""
         return self._driver.ack_up_to(self._number, last.record.partition, last.record.offset)
 
-    async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None) -> int:
+    async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
         """See `Consumer.nack`."""
-        return self._driver.nack(self._number, by_partition(failed), checked_delay(delay_ms))
+        return self._driver.nack(self._number, by_partition(failed), checked_delay(delay_ms), error)
+
+    @property
+    def lost(self) -> int:
+        """See `Consumer.lost`."""
+        return 0 if self._attached is None else self._driver.dispatch.lost(self._attached)
 
     async def close(self) -> None:
         """See `Consumer.close`. Goes on in its thread if it is cancelled."""

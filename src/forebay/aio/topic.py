@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
+from forebay.aio.deadletters import AsyncDeadLetters
 from forebay.aio.readers import AsyncReader
 from forebay.aio.reads import UNNAMED
 from forebay.aio.streams import AsyncStream, Paged
@@ -571,6 +572,10 @@ class AsyncTopic:
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """See `Topic.subscriptions`."""
         return await self._run(self._topic.subscriptions)
+
+    def dead_letters(self) -> AsyncDeadLetters:
+        """See `Topic.dead_letters`."""
+        return AsyncDeadLetters(self._topic.dead_letters(), self._workers)
 
     async def acquire(self, partition: int | None = None) -> None:
         """See `Topic.acquire`."""

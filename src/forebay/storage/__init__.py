@@ -3,6 +3,7 @@
 from forebay.storage.acks import Ack, BatchAck
 from forebay.storage.copying import Copied
 from forebay.storage.cursors import Group, Reader
+from forebay.storage.deadletters import DeadLetters
 from forebay.storage.recovery import FailedShard, Recovered
 from forebay.storage.store import Retained, Storage
 from forebay.storage.streams import Stream
@@ -14,6 +15,7 @@ __all__ = [
     "BatchAck",
     "Consumer",
     "Copied",
+    "DeadLetters",
     "FailedShard",
     "Group",
     "Reader",

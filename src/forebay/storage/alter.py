@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from forebay.clock import Clock
 from forebay.definitions import Defined, Definitions
@@ -12,8 +12,10 @@ from forebay.engines import OwnedShard
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Conflict
 from forebay.locks import Rank, RankedLock
+from forebay.metadata import RevisionIs
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Cleanup, OnFull, ShardRef, TopicChanges, TopicName, TopicSpec, refs_of
 
 
@@ -40,10 +42,12 @@ class Alterations:
         self,
         definitions: Definitions,
         shards: Shards,
+        subscriptions: SubscriptionStore,
         clock: Clock,
         on_adopted: Callable[[TopicSpec], None],
     ) -> None:
         """`on_adopted` is called with each definition that handles here go by from now on."""
+        self._subscriptions = subscriptions
         self._on_adopted = on_adopted
         self._definitions = definitions
         self._shards = shards
@@ -141,7 +145,10 @@ class Alterations:
                     self._check_loss(spec, changed)
             return changed
 
-        defined = self._definitions.alter(TopicName.parse(name), altered)
+        def guards(old: TopicSpec, new: TopicSpec) -> Sequence[RevisionIs]:
+            return [] if new.dispatch is old.dispatch else self._subscriptions.none_of(old)
+
+        defined = self._definitions.alter(TopicName.parse(name), altered, guards)
         self.adopt(defined)
         return defined.spec
 

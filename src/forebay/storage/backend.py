@@ -25,8 +25,8 @@ from forebay.storage.cursors import Cursors
 from forebay.storage.moves import Moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import Shards
-from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.usage import TierUsage
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import ShardRef, TopicSpec
 from forebay.workers import Background
 
@@ -38,7 +38,8 @@ class Backend(Protocol):
     definitions: Definitions
     alterations: Alterations
     cursors: Cursors
-    subscriptions: Subscriptions
+    subscriptions: SubscriptionStore
+    """The definitions of subscriptions."""
     following: DefinitionsWorker
     """Goes by what other processes change in definitions."""
     committers: Committers

@@ -28,8 +28,8 @@ from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current
 from forebay.storage.status import watch_shard
-from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.usage import TierUsage
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, ShardRef, TopicSpec
 from forebay.workers import Background
 
@@ -100,10 +100,10 @@ class InMemoryBackend:
         self._engine = engine
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock, is_alone=True)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
-        self.subscriptions = Subscriptions(metadata, self.cursors, settings, clock)
+        self.subscriptions = SubscriptionStore(metadata, settings.metadata.prefix, clock)
         self.committers = Committers(clock, settings.runtime)
         self.shards = MemoryShards(engine, self.definitions, lifetime, self._adopt_definition)
-        self.alterations = Alterations(self.definitions, self.shards, clock, self._apply_limits)
+        self.alterations = Alterations(self.definitions, self.shards, self.subscriptions, clock, self._apply_limits)
         self.following = DefinitionsWorker(
             self.definitions,
             self.alterations,

@@ -44,8 +44,8 @@ from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import OwnerShards
 from forebay.storage.status import watch_shard
-from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.usage import TierUsage, UsageSum, files_of, objects_of
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.wal.bounds import MemoryBounds
 from forebay.workers import Background, ItemWorker
@@ -127,7 +127,7 @@ class OwnerBackend:
         clock, settings, prefix = opened.clock, opened.settings, opened.settings.metadata.prefix
         self.definitions = definitions = Definitions(metadata, prefix, clock)
         self.cursors = Cursors(ProgressStore(metadata, prefix, clock), settings.progress, clock)
-        self.subscriptions = Subscriptions(metadata, self.cursors, settings, clock)
+        self.subscriptions = SubscriptionStore(metadata, settings.metadata.prefix, clock)
         self.objects = ObjectCleanup(metadata, settings, opened.places, clock)
         self.background = Background()
         self.committers = Committers(clock, settings.runtime, FileSystem(opened.disk, opened.directory.shards))
@@ -157,7 +157,7 @@ class OwnerBackend:
             may_own=opened.may_own,
             on_opened=self._adopt_definition,
         )
-        self.alterations = Alterations(definitions, self.shards, clock, self._apply_limits)
+        self.alterations = Alterations(definitions, self.shards, self.subscriptions, clock, self._apply_limits)
         self.following = DefinitionsWorker(
             definitions, self.alterations, clock=clock, on_changes=self._keep_limits, on_deleted=self._leave_deleted
         )

@@ -31,7 +31,7 @@ from forebay.storage.cursors import Cursors
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current, opened
-from forebay.storage.subscriptions import Subscriptions
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.workers import Background
 
@@ -112,7 +112,7 @@ class ReadOnlyBackend:
         self._own_disk = own_disk
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
-        self.subscriptions = Subscriptions(metadata, self.cursors, settings, clock)
+        self.subscriptions = SubscriptionStore(metadata, settings.metadata.prefix, clock)
         self.committers = Committers(clock, settings.runtime)
         self._engine = FollowingEngine(
             directory.shards,
@@ -124,7 +124,7 @@ class ReadOnlyBackend:
             is_known=lambda ref: self.definitions.is_current(ref.spec),
         )
         self.shards = FollowedShards(self._engine, self.definitions, lifetime)
-        self.alterations = Alterations(self.definitions, self.shards, clock, self._follow_changes)
+        self.alterations = Alterations(self.definitions, self.shards, self.subscriptions, clock, self._follow_changes)
         self.following = DefinitionsWorker(
             self.definitions,
             self.alterations,

@@ -37,6 +37,7 @@ from forebay.storage.recorded import RecordedShard, check_held_here, check_not_a
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.segments import SegmentPage, segment_page
 from forebay.storage.status import LogStatus, gauges, partition_statuses
+from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.topic import Topic
 from forebay.storage.usage import TierUsage
 from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec, refs_of
@@ -63,6 +64,7 @@ class Storage:
         self._clock = clock
         self._lifetime = lifetime
         self._closing = Closing()
+        self._subscriptions = Subscriptions(backend.subscriptions, backend.cursors, settings, clock, self)
 
     @classmethod
     def open(
@@ -133,8 +135,9 @@ class Storage:
         `durability` is `fsync`, `disk` (the default), `memory` or `ephemeral`; `engine` `segment` (the default),
         `rocksdb` or `memory`; `compression` `none` or `zstd[:level]`. Each partition keeps `cap_records`, `cap_bytes`
         and `ttl_ms`; at a cap it discards old records, or with `on_full="reject_new"` refuses new ones. With
-        `cleanup="compact"` records older than `compact_lag_ms` end once a later one has their key. If it fails, the
-        topic is not there.
+        `cleanup="compact"` records older than `compact_lag_ms` end once a later one has their key. `dispatch` says how
+        its subscriptions deliver: `reliable` (at least once) or `non_reliable` (at most once). If it fails, the topic
+        is not there.
         """
         backend = self._writable()
         if durability is None and engine is None:
@@ -177,7 +180,8 @@ class Storage:
 
         What can change are the limits of `create_topic` (`None` takes one away) and `partitions`, which can only be
         added: keys then hash to other partitions, and older records stay where they are. `Conflict` if a limit would
-        end records at once, unless `allow_loss`. Other processes follow within a second.
+        end records at once, unless `allow_loss`, and if `dispatch` would change while the topic has subscriptions.
+        Other processes follow within a second.
         """
         backend = self._writable()
         return backend.alterations.alter(name, changes, allow_loss=allow_loss, check=backend.check_creation)
@@ -434,7 +438,7 @@ class Storage:
             shards=backend.shards.of_topic(spec),
             commit_soon=backend.committers.ask,
             cursors=backend.cursors,
-            subscriptions=backend.subscriptions,
+            subscriptions=self._subscriptions,
             turns=backend.alterations.turns(spec),
         )
         backend.alterations.note(topic)

@@ -22,16 +22,17 @@ from forebay.clock import Clock
 from forebay.engines import ReadShard
 from forebay.errors import Closed, Conflict, Indeterminate, Invalid, Unavailable, UnknownSubscription
 from forebay.locks import Rank, RankedLock
-from forebay.metadata import MetadataStore
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.progress import Progress, ReaderName
 from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
 from forebay.settings import Settings
 from forebay.storage.cursors import Cursors
+from forebay.storage.deadletters import AloneAt, DeadLetters, DeadLetterSender, LogTopics, ensure_topic
 from forebay.subscriptions.cursor import acked_of, window_of
+from forebay.subscriptions.deadletters import checked_error
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.subscriptions.dispatch import Claimed, Dispatch, KeptPage, ServedPartition, records_of, slots_of
-from forebay.topics import SubscriptionMode, SubscriptionOptions, SubscriptionSpec, TopicSpec
+from forebay.topics import SubscriptionMode, SubscriptionOptions, SubscriptionSpec, TopicDispatch, TopicSpec
 
 if TYPE_CHECKING:
     from forebay.storage.topic import Topic
@@ -49,9 +50,16 @@ TAKE_MAX: Final = LOOP_RECORDS_MAX
 class Subscriptions:
     """The subscriptions of a log. Safe for concurrent use by threads."""
 
-    def __init__(self, metadata: MetadataStore, cursors: Cursors, settings: Settings, clock: Clock) -> None:
-        self._store = SubscriptionStore(metadata, settings.metadata.prefix, clock)
+    def __init__(
+        self, store: SubscriptionStore, cursors: Cursors, settings: Settings, clock: Clock, topics: LogTopics
+    ) -> None:
+        """`topics` are those of the log: dead letters go to others than the one that is subscribed to."""
+        self._store = store
         self._cursors = cursors
+        self._topics = topics
+        self._replay_bytes_max = settings.wal.frame_bytes_max // 2
+        self._busy: set[str] = set()
+        """Topics whose dead letters are being replayed or purged."""
         self._careful_ms = 2 * settings.progress.flush_interval_ms
         self._clock = clock
         self._lock = RankedLock(Rank.LEAF, "storage.subscriptions")
@@ -72,10 +80,10 @@ class Subscriptions:
         while spec is None or spec.is_ending:
             if spec is not None:
                 self.end(spec, topic.partitions)
-            # Partitions that a mapping does not name begin at their first record, as in a read.
-            starts = dict.fromkeys(range(topic.partitions), 0) | topic.starts(start)
-            cursors = {number: Progress(offset=at, incarnation=wanted.topic_id) for number, at in starts.items()}
-            spec = self._store.create(wanted, cursors)
+            if wanted.dead_letter_topic is not None:
+                self._store.check_no_circle(wanted)
+                ensure_topic(self._topics, wanted.dead_letter_topic)
+            spec = self._store.create(wanted, self._first_cursors(topic, start), topic.spec.dispatch)
         spec.check_options(options)
         return Subscription(self._driver(topic, spec))
 
@@ -88,6 +96,39 @@ class Subscriptions:
                 topic=topic.name,
             )
         return Subscription(self._driver(topic, spec))
+
+    @staticmethod
+    def _first_cursors(topic: Topic, start: Start) -> dict[int, Progress]:
+        """Where a new subscription begins. One that delivers at most once has no place that is stored."""
+        if topic.spec.dispatch is TopicDispatch.NON_RELIABLE:
+            if start != LATEST:
+                raise Invalid(
+                    f'{topic.name} has dispatch "non_reliable": a subscription delivers what comes from now on, and '
+                    "start cannot be chosen; read the topic to see earlier records"
+                )
+            return {}
+        # Partitions that a mapping does not name begin at their first record, as in a read.
+        starts = dict.fromkeys(range(topic.partitions), 0) | topic.starts(start)
+        return {number: Progress(offset=at, incarnation=topic.spec.topic_id) for number, at in starts.items()}
+
+    def dead_letters(self, topic: Topic, origin: SubscriptionSpec | None = None) -> DeadLetters:
+        """The dead letters in a topic, or those of one subscription in it."""
+        return DeadLetters(
+            topic,
+            self._topics,
+            AloneAt(self._busy, self._lock, topic.name),
+            bytes_max=self._replay_bytes_max,
+            origin=None if origin is None else (f"{origin.namespace}/{origin.topic}", origin.name),
+        )
+
+    def dead_letters_of(self, spec: SubscriptionSpec) -> DeadLetters:
+        """The dead letters of a subscription; `Invalid` if it makes none."""
+        if spec.dead_letter_topic is None:
+            raise Invalid(
+                f"the subscription {spec.name} of {spec.namespace}/{spec.topic} has on_spent {spec.on_spent}, and "
+                'so no dead letters: create one with on_spent "dead_letter"'
+            )
+        return self.dead_letters(self._topics.topic(spec.dead_letter_topic), spec)
 
     def of_topic(self, topic: TopicSpec) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of a topic, by name."""
@@ -103,7 +144,7 @@ class Subscriptions:
             driver = self._drivers.get(spec.subscription_id)
             if driver is None:
                 driver = SubscriptionDriver(
-                    topic, spec, self, self._store, self._cursors, self._clock, careful_ms=self._careful_ms
+                    topic, spec, self, self._store, self._cursors, self._clock, self._topics, self._careful_ms
                 )
                 self._drivers[spec.subscription_id] = driver
         return driver
@@ -123,13 +164,16 @@ class SubscriptionDriver:
         store: SubscriptionStore,
         cursors: Cursors,
         clock: Clock,
-        *,
+        topics: LogTopics,
         careful_ms: int,
     ) -> None:
         self.topic = topic
         self.name = ReaderName(spec.namespace, spec.topic, spec.name)
-        self.dispatch = Dispatch(spec, clock)
+        is_lossy = topic.spec.dispatch is TopicDispatch.NON_RELIABLE
+        self.dispatch = Dispatch(spec, clock, is_lossy=is_lossy)
         self.clock = clock
+        to = spec.dead_letter_topic
+        self._sender = None if to is None else DeadLetterSender(self, topics, to)
         self._subscriptions = subscriptions
         self._store = store
         self._cursors = cursors
@@ -138,6 +182,8 @@ class SubscriptionDriver:
         self._wired: dict[int, tuple[ReadShard, ServedPartition]] = {}
         """By partition, the shard that calls the waker of what is served."""
         self._look_at = 0.0
+        self._partitions_served = 0
+        """Where records are delivered at most once: how many partitions there were when the last one was served."""
 
     @property
     def spec(self) -> SubscriptionSpec:
@@ -151,6 +197,8 @@ class SubscriptionDriver:
         with self._attaching:
             # A handle may outlive its subscription, and another process may have paused it.
             self.dispatch.adopt(self._store.current(self.spec))
+            if self._sender is not None:
+                self._sender.create_topic()
             number = self.dispatch.attach(name, unacked_max)
             try:
                 self._serve()
@@ -166,12 +214,15 @@ class SubscriptionDriver:
 
     def _detach(self, consumer: int) -> None:
         is_last = self.dispatch.detach(consumer)
-        self._note(self.dispatch.partitions)
+        self.note(self.dispatch.partitions)
         if not is_last:
             return
+        if self._sender is not None:
+            self._sender.send()
         for number in list(self._wired):
             self._unwire(number)
         self.dispatch.unserve()
+        self._partitions_served = 0
         try:
             self.flush()
         except (Unavailable, Indeterminate) as error:
@@ -193,9 +244,14 @@ class SubscriptionDriver:
         """Up to `count` records that are due for the consumer, without waiting for more to come."""
         if self.clock.monotonic() >= self._look_at:
             self._look()
+        self._catch_up()
         while True:
+            if self._sender is not None:
+                self._sender.send()
             claimed = self.dispatch.claim(consumer, count)
             if not claimed:
+                if self._sender is not None and self.dispatch.has_letters():
+                    continue
                 wanted = self.dispatch.wanted(consumer)
                 if wanted is None:
                     return []
@@ -207,8 +263,9 @@ class SubscriptionDriver:
 
     def pull_cached(self, consumer: int, count: int) -> list[DeliveredRecord] | None:
         """As `pull`, from memory alone; `None` where `pull` has to be asked in a thread that may wait."""
-        if self.clock.monotonic() >= self._look_at or self.dispatch.is_careful():
+        if self.clock.monotonic() >= self._look_at or self.dispatch.is_careful() or self.dispatch.has_letters():
             return None
+        self._catch_up()
         while not (claimed := self.dispatch.claim(consumer, count)):
             wanted = self.dispatch.wanted(consumer)
             if wanted is None:
@@ -220,8 +277,24 @@ class SubscriptionDriver:
             for claim in claimed:
                 self.dispatch.give_back(consumer, claim.partition, claim.offsets)
             return None
-        self._note(claim.partition for claim in claimed)
+        self.note(claim.partition for claim in claimed)
+        self._deliver_once(claimed)
         return [delivered for claim, records in found for delivered in _in_order(claim, records)]
+
+    def _catch_up(self) -> None:
+        """Where records are delivered at most once: leave out what lies too far behind."""
+        if not self.dispatch.is_lossy:
+            return
+        for number in self.dispatch.partitions:
+            shard = self.topic.shard_if_open(number)
+            if shard is not None:
+                self.dispatch.catch_up(number, shard.published())
+
+    def _deliver_once(self, claimed: Sequence[Claimed]) -> None:
+        """Where records are delivered at most once: these are done, whatever becomes of them."""
+        if self.dispatch.is_lossy:
+            for claim in claimed:
+                self.dispatch.gone(claim.partition, claim.offsets)
 
     def _read(self, partition: int, offset: int, count: int) -> None:
         """Read on behind the window of a partition."""
@@ -268,8 +341,8 @@ class SubscriptionDriver:
     def _delivered(self, consumer: int, claimed: Sequence[Claimed]) -> list[DeliveredRecord]:
         """What was claimed, with its records; what is gone is done, and what does not get here is due again."""
         try:
-            found = [(claim, self._records(claim)) for claim in claimed]
-            self._note(claim.partition for claim in claimed)
+            found = [(claim, self._records_of(claim)) for claim in claimed]
+            self.note(claim.partition for claim in claimed)
             if self.dispatch.is_careful():
                 self.flush()
         except BaseException:
@@ -280,9 +353,14 @@ class SubscriptionDriver:
             gone = [offset for offset in claim.offsets if offset not in records]
             if gone:
                 self.dispatch.gone(claim.partition, gone)
+        self._deliver_once(claimed)
         return [delivered for claim, records in found for delivered in _in_order(claim, records)]
 
-    def _records(self, claim: Claimed) -> dict[int, Record]:
+    def records(self, partition: int, offsets: Sequence[int]) -> dict[int, Record]:
+        """Those of these records that still exist, read from the topic."""
+        return self._records_of(Claimed(partition, list(offsets), [], ()))
+
+    def _records_of(self, claim: Claimed) -> dict[int, Record]:
         """The claimed records that still exist. What the pages at hand have not got is read again."""
         found = self._at_hand(claim)
         missing = [offset for offset in claim.offsets if offset not in found]
@@ -304,9 +382,11 @@ class SubscriptionDriver:
         """See `Consumer.ack_cumulative`. Never waits."""
         return self._counted({partition: self.dispatch.ack_up_to(consumer, partition, offset)})
 
-    def nack(self, consumer: int, failed: Mapping[int, Sequence[int]], delay_ms: int | None) -> int:
+    def nack(
+        self, consumer: int, failed: Mapping[int, Sequence[int]], delay_ms: int | None, error: str | None = None
+    ) -> int:
         """See `Consumer.nack`. Never waits."""
-        return self._counted(self.dispatch.nack(consumer, failed, delay_ms))
+        return self._counted(self.dispatch.nack(consumer, failed, delay_ms, checked_error(error)))
 
     def give_back(self, consumer: int, delivered: Sequence[DeliveredRecord]) -> None:
         """Records that did not reach their consumer are due again. Never waits."""
@@ -317,12 +397,14 @@ class SubscriptionDriver:
         """Note what changed, and have others that wait look: there is room, or a key is free."""
         changed = [partition for partition, count in counted.items() if count]
         if changed:
-            self._note(changed)
+            self.note(changed)
             self.dispatch.wake()
         return sum(counted.values())
 
-    def _note(self, partitions: Iterable[int]) -> None:
+    def note(self, partitions: Iterable[int]) -> None:
         """Have the flusher store where these partitions stand."""
+        if self.dispatch.is_lossy:
+            return
         served = self.dispatch.partitions
         for number in partitions:
             if number in served:
@@ -352,14 +434,38 @@ class SubscriptionDriver:
 
     def _serve_by(self, number: int, shard: ReadShard) -> None:
         served = self.dispatch.partitions.get(number)
-        if served is None or served.epoch != shard.epoch:
+        if self.dispatch.is_lossy:
+            served = served or self._serve_lossy(number, shard)
+        elif served is None or served.epoch != shard.epoch:
             # Another process may have owned the partition and delivered from it: where it stands is what is stored.
             progress = self._cursors.at(self.spec.name, self.topic.spec, number)
-            served = self.dispatch.serve(number, window_of(self.spec, progress), shard.epoch, self._careful_ms)
+            dead = None if self._sender is None else self._sender.book(progress)
+            window = window_of(self.spec, progress)
+            served = self.dispatch.serve(number, window, shard.epoch, self._careful_ms, dead)
+            if self._sender is not None:
+                self._sender.begin(served)
         self._unwire(number)
         # Noted first: an interrupt in between leaves a shard that is visited in vain when the consumer leaves.
         self._wired[number] = shard, served
         shard.wakers.add(served.published)
+
+    def _serve_lossy(self, number: int, shard: ReadShard) -> ServedPartition:
+        """Deliver what comes from now on; everything of a partition that was added while consumers are attached."""
+        start = 0 if self.dispatch.partitions and number >= self._partitions_served else shard.published()
+        self._partitions_served = max(self._partitions_served, self.topic.partitions)
+        return self.dispatch.serve(number, window_of(self.spec, None, start), shard.epoch, 0)
+
+    def store_run(self, number: int, run: str) -> None:
+        """On return the cursor record names the run of a partition; `Unavailable` if another owner keeps it."""
+        self.note([number])
+        self.flush()
+        stored = self._cursors.at(self.spec.name, self.topic.spec, number)
+        if stored is None or stored.run != run:
+            raise Unavailable(
+                f"{self.topic.name}[{number}]: another process serves the subscription {self.spec.name} by now",
+                topic=self.topic.name,
+                partition=number,
+            )
 
     def _unwire(self, number: int) -> None:
         wired = self._wired.pop(number, None)
@@ -376,12 +482,9 @@ class SubscriptionDriver:
         for number in range(self.topic.partitions):
             end = self.topic.offsets(number).next
             if number in standing:
-                stands = standing[number]
-                found.append(
-                    SubscriptionLag(
-                        number, stands.cursor, end, stands.done_above, stands.held, stands.delayed, stands.spent
-                    )
-                )
+                found.append(SubscriptionLag(partition=number, end=end, **standing[number]._asdict()))
+            elif self.dispatch.is_lossy:
+                found.append(SubscriptionLag(number, end, end))
             else:
                 progress = self._cursors.at(self.spec.name, self.topic.spec, number)
                 cursor = 0 if progress is None else progress.offset
@@ -394,6 +497,8 @@ class SubscriptionDriver:
         found: list[Record] = []
         for number in range(self.topic.partitions) if partition is None else [partition]:
             progress = self._progress(number)
+            if progress is None and self.dispatch.is_lossy:
+                continue
             offset = 0 if progress is None else progress.offset
             done = None if progress is None else acked_of(progress)
             while len(found) < records_max:
@@ -406,7 +511,9 @@ class SubscriptionDriver:
 
     def _progress(self, number: int) -> Progress | None:
         served = self.dispatch.partitions.get(number)
-        return served.progress() if served is not None else self._cursors.at(self.spec.name, self.topic.spec, number)
+        if served is not None:
+            return served.progress()
+        return None if self.dispatch.is_lossy else self._cursors.at(self.spec.name, self.topic.spec, number)
 
     def pause(self, *, paused: bool) -> None:
         """See `Subscription.pause` and `resume`."""
@@ -414,6 +521,11 @@ class SubscriptionDriver:
 
     def seek(self, position: Start, partition: int | None) -> dict[int, int]:
         """See `Subscription.seek`."""
+        if self.dispatch.is_lossy:
+            raise Invalid(
+                f'{self.topic.name} has dispatch "non_reliable": {self.spec.name} has no place that could be moved; '
+                "read the topic to see earlier records"
+            )
         with self._attaching:
             self._check_idle("seek")
             self._store.current(self.spec)
@@ -425,6 +537,10 @@ class SubscriptionDriver:
                 self._cursors.reset(self.name, number, progress)
                 found[number] = offset
         return found
+
+    def dead_letters(self) -> DeadLetters:
+        """See `Subscription.dead_letters`."""
+        return self._subscriptions.dead_letters_of(self.spec)
 
     def delete(self) -> None:
         """See `Subscription.delete`."""
@@ -498,6 +614,10 @@ class Subscription:
         """
         return self.driver.seek(position, partition)
 
+    def dead_letters(self) -> DeadLetters:
+        """The records that were delivered as often as they may be, if `on_spent` is `dead_letter`; else `Invalid`."""
+        return self.driver.dead_letters()
+
     def flush(self) -> None:
         """On return every acknowledgement before is stored; else that takes `progress.flush_interval_ms`."""
         self.driver.flush()
@@ -569,9 +689,17 @@ class Consumer:
         """This record and all before it in its partition are done; how many that were. Not where records are shared."""
         return self._driver.ack_up_to(self._number, last.record.partition, last.record.offset)
 
-    def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None) -> int:
-        """These could not be done: each is delivered again after `delay_ms`, else after the back-off."""
-        return self._driver.nack(self._number, by_partition(failed), checked_delay(delay_ms))
+    def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
+        """These could not be done: each is delivered again after `delay_ms`, else after the back-off.
+
+        `error` says why, for whom the record may go to: it stands in the dead letter.
+        """
+        return self._driver.nack(self._number, by_partition(failed), checked_delay(delay_ms), error)
+
+    @property
+    def lost(self) -> int:
+        """How many offsets no consumer got since this one was attached: of a topic with dispatch `non_reliable`."""
+        return 0 if self._attached is None else self._driver.dispatch.lost(self._attached)
 
     def close(self) -> None:
         """Leave; what was taken and not acknowledged is due for other consumers at once. Harmless when repeated.

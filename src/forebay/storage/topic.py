@@ -44,6 +44,7 @@ from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion, 
 from forebay.storage.acks import Ack, BatchAck
 from forebay.storage.append import Appender
 from forebay.storage.cursors import Cursors, Reader
+from forebay.storage.deadletters import DeadLetters
 from forebay.storage.positions import Positions
 from forebay.storage.shards import TopicShards
 from forebay.storage.status import TopicStatus, partition_statuses
@@ -453,9 +454,11 @@ class Topic:
         `mode` is `exclusive` (the default), `failover`, `shared` or `key_shared`. A record that is not acknowledged
         within `ack_timeout_ms` is delivered again; one that is refused (`nack`) after a delay of `backoff_min_ms`,
         doubled each time up to `backoff_max_ms`. After `deliveries_max` deliveries `on_spent` says what becomes of it:
-        `block` or `drop`. Each partition is delivered up to `window_records_max` offsets ahead of the first record that
-        is not done. `Conflict` if the subscription is there with other options. A reader or group of the same name
-        shares its cursors: a new subscription goes on where those stand.
+        `block`, `drop` or `dead_letter`: then it goes to `dead_letter_topic`, which is made if it is missing and is
+        `TOPIC.NAME.dead_letters` if none is named. Each partition is delivered up to `window_records_max` offsets ahead
+        of the first record that is not done. `Conflict` if the subscription is there with other options. A reader or
+        group of the same name shares its cursors: a new subscription goes on where those stand. In a topic with
+        dispatch `non_reliable` nothing is stored, and each record is delivered at most once, from now on.
         """
         return self._subscriptions.open(self, name, start, options)
 
@@ -466,6 +469,10 @@ class Topic:
     def subscriptions(self) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of the topic, by name."""
         return self._subscriptions.of_topic(self.spec)
+
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters in this topic, of whichever subscriptions. Other records of it are left alone."""
+        return self._subscriptions.dead_letters(self)
 
     def starts(self, start: Start, partition: int | None = None) -> dict[int, int]:
         """The offsets that a caller means by `start` now, in the partitions it names or in all."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from pyroaring import BitMap
 
 from forebay.errors import Corrupt
 from forebay.format.control.offsets import OffsetSet, decode_bitmap, encode_bitmap
-from forebay.progress import ACKED_BYTES_MAX, ATTEMPTS_STORED_MAX, AckedAbove, Progress
+from forebay.progress import ACKED_BYTES_MAX, ATTEMPTS_STORED_MAX, AckedAbove, Progress, SpentNote
 from forebay.records import OFFSET_MAX
 from forebay.subscriptions.window import Window, WindowLimits
 from forebay.topics import SubscriptionMode, SubscriptionSpec
@@ -16,8 +18,10 @@ _SPREAD_MAX = 2**32
 """A stored bitmap counts from the cursor and has no larger number."""
 
 
-def progress_of(window: Window, incarnation: str, epoch: int) -> Progress:
-    """The cursor record of a window.
+def progress_of(
+    window: Window, incarnation: str, epoch: int, *, run: str | None = None, spent: Sequence[SpentNote] = ()
+) -> Progress:
+    """The cursor record of a window; with a dead-letter topic, of which run it is and why records are spent.
 
     Where the acknowledged offsets above the cursor take too much room, the highest are left out: after a restart their
     records are delivered again.
@@ -28,11 +32,13 @@ def progress_of(window: Window, incarnation: str, epoch: int) -> Progress:
         epoch=epoch,
         acked=_acked_above(window),
         attempts=tuple(window.attempts(ATTEMPTS_STORED_MAX).items()),
+        run=msgspec.UNSET if run is None else run,
+        spent=tuple(spent[:ATTEMPTS_STORED_MAX]) if spent else msgspec.UNSET,
     )
 
 
-def window_of(spec: SubscriptionSpec, progress: Progress | None) -> Window:
-    """The window that goes on where the cursor record says; from offset 0 in a partition that has none yet."""
+def window_of(spec: SubscriptionSpec, progress: Progress | None, start: int = 0) -> Window:
+    """The window that goes on where the cursor record says; from `start` on in a partition that has none yet."""
     limits = WindowLimits(
         records_max=spec.window_records_max,
         ack_timeout_ms=spec.ack_timeout_ms,
@@ -41,7 +47,7 @@ def window_of(spec: SubscriptionSpec, progress: Progress | None) -> Window:
         deliveries_max=spec.deliveries_max,
     )
     return Window(
-        0 if progress is None else progress.offset,
+        start if progress is None else progress.offset,
         limits,
         by_key=spec.mode is SubscriptionMode.KEY_SHARED,
         acked=None if progress is None else acked_of(progress),

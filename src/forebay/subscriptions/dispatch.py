@@ -21,14 +21,19 @@ from forebay.format.frame.batch import Batch
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.partitioning import murmur2_column
-from forebay.progress import ATTEMPTS_STORED_MAX, Progress
-from forebay.records import Gap, Reason, Record
+from forebay.progress import ATTEMPTS_STORED_MAX, Progress, SpentNote
+from forebay.records import DeliveryState, Gap, Reason, Record, SpentReason
 from forebay.subscriptions.cursor import progress_of
+from forebay.subscriptions.deadletters import SendingFailure, SpentBook
 from forebay.subscriptions.window import KEYLESS, SLOTS, Slots, Window
 from forebay.topics import OnSpent, SubscriptionMode, SubscriptionSpec
 
 logger = logging.getLogger(__name__)
 
+LETTERS_RETRY_MS: Final = 1_000
+"""So long spent records wait that could not be sent to their dead-letter topic."""
+LOST_LOG_MS: Final = 10_000
+"""So often a line in the log says how much slow consumers have missed."""
 PAGES_KEPT_MAX: Final = 4
 """Pages of a partition that are kept until their records are delivered; what is older is read again."""
 
@@ -51,30 +56,54 @@ class Claimed(NamedTuple):
 
 
 class PartitionStanding(NamedTuple):
-    """How far a subscription has come in a partition."""
+    """How far a subscription has come in a partition: see `SubscriptionLag`."""
 
     cursor: int
     done_above: int
-    """How many offsets above the cursor are done."""
     held: int
     delayed: int
     spent: int
+    state: DeliveryState
+    failure: str | None
+    dead_letters: int
+    lost: int
+
+
+class DueLetter(NamedTuple):
+    """A spent record that is to be sent to the dead-letter topic now."""
+
+    offset: int
+    attempts: int
+    note: SpentNote
 
 
 class _Attached(NamedTuple):
     name: str
     unacked_max: int
+    lost_before: int
+    """What the subscription had lost before the consumer came."""
 
 
 class ServedPartition:
     """One partition of a subscription that is served. The lock of its `Dispatch` guards the window and the pages."""
 
-    def __init__(self, dispatch: Dispatch, number: int, window: Window, epoch: int, careful_until_ms: int) -> None:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        number: int,
+        window: Window,
+        epoch: int,
+        careful_until_ms: int,
+        dead: SpentBook | None,
+    ) -> None:
         self._dispatch = dispatch
         self.number = number
         self.window = window
         self.epoch = epoch
         self.careful_until_ms = careful_until_ms
+        self.dead = dead
+        """What is known of its spent records, if those go to a dead-letter topic."""
+        self.lost = 0
         self.has_news = True
         """Whether there may be records behind the window. Any thread sets it, without the lock."""
         self.pages: deque[KeptPage] = deque(maxlen=PAGES_KEPT_MAX)
@@ -93,9 +122,13 @@ class ServedPartition:
 class Dispatch:
     """The consumers and windows of one subscription. Safe for threads; nothing is read or written under its lock."""
 
-    def __init__(self, spec: SubscriptionSpec, clock: Clock) -> None:
+    def __init__(self, spec: SubscriptionSpec, clock: Clock, *, is_lossy: bool = False) -> None:
+        """With `is_lossy` a record is delivered at most once, and those a slow consumer misses are counted."""
         self._spec = spec
         self._clock = clock
+        self.is_lossy = is_lossy
+        self._lost = 0
+        self._lost_logged_ms = -LOST_LOG_MS
         self._lock = RankedLock(Rank.LEAF, "subscriptions.dispatch")
         self._consumers: dict[int, _Attached] = {}
         """By number, in the order in which they came."""
@@ -144,7 +177,7 @@ class Dispatch:
                     topic=self._topic,
                 )
             self._numbers += 1
-            self._consumers[self._numbers] = _Attached(name, unacked_max)
+            self._consumers[self._numbers] = _Attached(name, unacked_max, self._lost)
             return self._numbers
 
     def detach(self, consumer: int) -> bool:
@@ -169,9 +202,11 @@ class Dispatch:
         with self._lock:
             return dict(self._served)
 
-    def serve(self, number: int, window: Window, epoch: int, careful_ms: int) -> ServedPartition:
+    def serve(
+        self, number: int, window: Window, epoch: int, careful_ms: int, dead: SpentBook | None = None
+    ) -> ServedPartition:
         """Deliver a partition from this window, in place of one that was served before. See `is_careful`."""
-        served = ServedPartition(self, number, window, epoch, self.now_ms() + careful_ms)
+        served = ServedPartition(self, number, window, epoch, self.now_ms() + careful_ms, dead)
         with self._lock:
             self._served[number] = served
         return served
@@ -184,12 +219,15 @@ class Dispatch:
     def progress(self, served: ServedPartition) -> Progress:
         """What is to be stored of a partition."""
         with self._lock:
-            return progress_of(served.window, self._spec.topic_id, served.epoch)
+            if served.dead is None:
+                return progress_of(served.window, self._spec.topic_id, served.epoch)
+            run, notes = served.dead.run, served.dead.notes
+            return progress_of(served.window, self._spec.topic_id, served.epoch, run=run, spent=notes)
 
     def standing(self) -> dict[int, PartitionStanding]:
         """How far each partition has come that is served."""
         with self._lock:
-            return {number: _standing(served.window) for number, served in self._served.items()}
+            return {number: self._standing(served) for number, served in self._served.items()}
 
     def is_careful(self) -> bool:
         """Whether deliveries are to be stored before they are made.
@@ -221,7 +259,7 @@ class Dispatch:
                     left -= len(taken.offsets)
                 if not served.window.counts.ready:
                     served.pages.clear()
-                self._see_to_spent(served)
+                self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
             self._turn += 1
         self._report()
         return claimed
@@ -268,8 +306,8 @@ class Dispatch:
             # ends at a bulk load that is not committed yet.
             if end < page.next or before < end < head:
                 served.has_news = True
-            self._name_gaps(partition, page.events, before, end)
-            self._see_to_spent(served)
+            self._name_gaps(served, page.events, before, end)
+            self._see_to_spent(served, SpentReason.PROCESS_ENDED)
         self._report()
 
     def ack(self, consumer: int, done: Mapping[int, Sequence[int]]) -> dict[int, int]:
@@ -277,7 +315,7 @@ class Dispatch:
         with self._lock:
             self._check(consumer)
             return {
-                number: self._served[number].window.ack(consumer, offsets)
+                number: self._ack(self._served[number], consumer, offsets)
                 for number, offsets in done.items()
                 if number in self._served
             }
@@ -292,10 +330,17 @@ class Dispatch:
         with self._lock:
             self._check(consumer)
             served = self._served.get(partition)
-            return served.window.ack_up_to(consumer, offset) if served is not None else 0
+            if served is None:
+                return 0
+            counted = served.window.ack_up_to(consumer, offset)
+            if served.dead is not None:
+                served.dead.found(served.window.spent(), SpentReason.ACK_TIMEOUT)
+            return counted
 
-    def nack(self, consumer: int, failed: Mapping[int, Sequence[int]], delay_ms: int | None) -> dict[int, int]:
-        """Offsets by partition could not be done; how many of them the consumer held."""
+    def nack(
+        self, consumer: int, failed: Mapping[int, Sequence[int]], delay_ms: int | None, error: str | None = None
+    ) -> dict[int, int]:
+        """Offsets by partition could not be done, for the reason `error`; how many of them the consumer held."""
         now = self.now_ms()
         counted = {}
         with self._lock:
@@ -303,8 +348,10 @@ class Dispatch:
             for number, offsets in failed.items():
                 served = self._served.get(number)
                 if served is not None:
+                    if served.dead is not None:
+                        served.dead.said(offsets, error)
                     counted[number] = served.window.nack(consumer, offsets, now, delay_ms)
-                    self._see_to_spent(served)
+                    self._see_to_spent(served, SpentReason.NACK)
         self._report()
         return counted
 
@@ -313,7 +360,10 @@ class Dispatch:
         with self._lock:
             served = self._served.get(partition)
             if served is not None:
-                served.window.give_back(consumer, offsets)
+                back = served.window.give_back(consumer, offsets)
+                if self.is_lossy:
+                    # The others counted as delivered already.
+                    self._lose(served, len(offsets) - back)
         self.wake()
 
     def gone(self, partition: int, offsets: Sequence[int]) -> None:
@@ -322,6 +372,78 @@ class Dispatch:
             served = self._served.get(partition)
             if served is not None:
                 served.window.finish(offsets)
+
+    # Dead letters
+
+    def has_letters(self) -> bool:
+        """Whether a spent record is to be sent to the dead-letter topic now."""
+        now = self.now_ms()
+        with self._lock:
+            return any(_sends(served, now) for served in self._served.values())
+
+    def take_letters(self, count: int) -> tuple[ServedPartition, list[DueLetter]] | None:
+        """Up to `count` spent records of one partition that are to be sent now, in order; `None` if there are none.
+
+        Until `end_letters` they are on their way: no other call gets one, and an acknowledgement does not count.
+        """
+        now = self.now_ms()
+        with self._lock:
+            for served in self._served.values():
+                if served.dead is not None and _sends(served, now):
+                    offsets = served.window.leading_spent()[:count]
+                    if served.dead.begin(offsets):
+                        window, note = served.window, served.dead.note
+                        return served, [DueLetter(at, window.attempts_of(at), note(at)) for at in offsets]
+        return None
+
+    def letters_arrived(self, served: ServedPartition, offsets: Sequence[int], *, are_new: bool = True) -> None:
+        """Spent records have arrived in the dead-letter topic, or are gone; they are done. `are_new` counts them."""
+        assert served.dead is not None
+        with self._lock:
+            served.window.finish(offsets)
+            served.dead.done(offsets)
+            served.dead.sent += len(offsets) if are_new else 0
+
+    def skip_to(self, served: ServedPartition, stop: int) -> None:
+        """Everything below `stop` is done: an earlier process had come so far."""
+        with self._lock:
+            served.window.skip_to(stop)
+            if served.dead is not None:
+                served.dead.found(served.window.spent(), SpentReason.PROCESS_ENDED)
+
+    def end_letters(self, served: ServedPartition, failure: SendingFailure | None) -> None:
+        """Nothing is on its way any more; what keeps the rest back, if anything. The rest is tried again later."""
+        assert served.dead is not None
+        with self._lock:
+            before, served.dead.failure = served.dead.failure, failure
+            served.dead.retry_at_ms = 0 if failure is None else self.now_ms() + LETTERS_RETRY_MS
+            served.dead.end()
+        if failure is not None and (before is None or before.state is not failure.state):
+            logger.warning(
+                "%s[%d]: spent records of the subscription %s wait for the topic %s, and are sent again soon: %s",
+                self._topic,
+                served.number,
+                self._spec.name,
+                self._spec.dead_letter_topic,
+                failure.message,
+            )
+        self.wake()
+
+    # What is lost, where a record is delivered at most once
+
+    def catch_up(self, partition: int, head: int) -> None:
+        """The partition ends at `head`: what lies too far behind is not delivered any more, and counts as lost."""
+        with self._lock:
+            served = self._served.get(partition)
+            if served is not None:
+                self._lose(served, served.window.skip_to(head - self._spec.window_records_max))
+        self._report()
+
+    def lost(self, consumer: int) -> int:
+        """How many offsets no consumer got since this one was attached."""
+        with self._lock:
+            attached = self._consumers.get(consumer)
+            return 0 if attached is None else self._lost - attached.lost_before
 
     # Waiting
 
@@ -390,7 +512,7 @@ class Dispatch:
         if self._consumers.pop(consumer, None) is not None:
             for served in self._served.values():
                 served.window.release(consumer)
-                self._see_to_spent(served)
+                self._see_to_spent(served, SpentReason.CONSUMER_LEFT)
 
     def _leave_abandoned(self) -> None:
         while self._abandoned:
@@ -412,10 +534,62 @@ class Dispatch:
             if not one.is_blocked and (one.has_news or one.window.is_due(now)):
                 yield one
 
-    def _see_to_spent(self, served: ServedPartition) -> None:
-        """Do with records that were delivered as often as they may be what the subscription says."""
+    def _ack(self, served: ServedPartition, consumer: int, offsets: Sequence[int]) -> int:
+        if served.dead is None:
+            return served.window.ack(consumer, offsets)
+        offsets = [offset for offset in offsets if not served.dead.is_sending(offset)]
+        counted = served.window.ack(consumer, offsets)
+        served.dead.done(offsets)
+        return counted
+
+    def _lose(self, served: ServedPartition, count: int) -> None:
+        """So many offsets are not delivered to any consumer. Logged now and then."""
+        if not count:
+            return
+        served.lost += count
+        self._lost += count
+        now = self.now_ms()
+        if now - self._lost_logged_ms >= LOST_LOG_MS:
+            self._lost_logged_ms = now
+            self._reports.append(
+                (
+                    "%s[%d]: the consumers of %s are too slow, and %d offsets of the topic were delivered to none of "
+                    'them so far; add consumers, raise window_records_max, or use dispatch "reliable"',
+                    (self._topic, served.number, self._spec.name, self._lost),
+                )
+            )
+
+    def _standing(self, served: ServedPartition) -> PartitionStanding:
+        window, dead = served.window, served.dead
+        counts, failure = window.counts, dead.failure if dead is not None else None
+        if self._spec.is_paused:
+            state = DeliveryState.PAUSED
+        elif served.is_blocked:
+            state = DeliveryState.BLOCKED
+        else:
+            state = DeliveryState.DELIVERING if failure is None else failure.state
+        return PartitionStanding(
+            window.cursor,
+            len(window.acked()),
+            counts.held,
+            counts.delayed,
+            counts.spent,
+            state,
+            None if failure is None else failure.message,
+            0 if dead is None else dead.sent,
+            served.lost,
+        )
+
+    def _see_to_spent(self, served: ServedPartition, reason: SpentReason) -> None:
+        """Do with records that were delivered as often as they may be what the subscription says.
+
+        `reason` is why those are spent that were not before.
+        """
         spent = served.window.counts.spent
-        if self._spec.on_spent is OnSpent.DROP and spent:
+        if served.dead is not None:
+            if spent != served.dead.count:
+                served.dead.found(served.window.spent(), reason)
+        elif self._spec.on_spent is OnSpent.DROP and spent:
             offsets = served.window.spent()
             served.window.finish(offsets)
             self._reports.append(
@@ -443,14 +617,17 @@ class Dispatch:
                     )
                 )
 
-    def _name_gaps(self, partition: int, gaps: Sequence[Gap], start: int, stop: int) -> None:
+    def _name_gaps(self, served: ServedPartition, gaps: Sequence[Gap], start: int, stop: int) -> None:
         for gap in gaps:
             low, high = max(gap.start, start), min(gap.stop, stop)
             if low < high and gap.reason is not Reason.SKIPPED:
+                if self.is_lossy:
+                    self._lose(served, high - low)
+                    continue
                 self._reports.append(
                     (
                         "%s[%d]: the subscription %s goes on behind offsets [%d, %d), which are gone: %s",
-                        (self._topic, partition, self._spec.name, low, high, gap.reason.name.lower()),
+                        (self._topic, served.number, self._spec.name, low, high, gap.reason.name.lower()),
                     )
                 )
 
@@ -491,6 +668,12 @@ def _slots(batch: Batch) -> Slots:
     return slots
 
 
-def _standing(window: Window) -> PartitionStanding:
-    counts = window.counts
-    return PartitionStanding(window.cursor, len(window.acked()), counts.held, counts.delayed, counts.spent)
+def _sends(served: ServedPartition, now: int) -> bool:
+    """Whether spent records of a partition are to be sent to the dead-letter topic now."""
+    dead = served.dead
+    return (
+        dead is not None
+        and now >= dead.retry_at_ms
+        and served.window.counts.spent > 0
+        and bool(served.window.leading_spent())
+    )

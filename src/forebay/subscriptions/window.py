@@ -321,6 +321,21 @@ class Window:
         found = self._within(offsets)
         return self._finish(found[self._state[found] != DONE])
 
+    def skip_to(self, stop: int) -> int:
+        """Everything below `stop` is done, also what was not offered yet.
+
+        Returns how many offsets of it were neither done nor with a consumer.
+        """
+        if stop <= self.cursor:
+            return 0
+        found = np.arange(self._low, min(self._high, stop - self._base))
+        found = found[self._state[found] != DONE]
+        skipped = int(np.count_nonzero(self._state[found] != HELD)) + max(0, stop - self.end)
+        self._finish(found)
+        if stop > self.end:
+            self._jump(stop)
+        return skipped
+
     # What it knows
 
     def leading_spent(self) -> list[int]:

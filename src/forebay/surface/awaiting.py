@@ -12,9 +12,11 @@ from forebay.records import (
     EARLIEST,
     LATEST,
     CommitAck,
+    DeadLetter,
     DeliveredRecord,
     GroupOffset,
     HeadersLike,
+    LetterPlace,
     OffsetRange,
     Offsets,
     OnGap,
@@ -272,8 +274,12 @@ class Consumer(Protocol):
     async def ack_cumulative(self, last: DeliveredRecord) -> int:
         """This record and all before it in its partition are done. In modes `exclusive` and `failover` alone."""
 
-    async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None) -> int:
-        """These could not be done, and are delivered again later."""
+    async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
+        """These could not be done, and are delivered again later. `error` says why: it stands in the dead letter."""
+
+    @property
+    def lost(self) -> int:
+        """How many offsets no consumer got since this one was attached: of a topic with dispatch `non_reliable`."""
 
     async def close(self) -> None:
         """Leave; what was not acknowledged is due for other consumers. Harmless when repeated."""
@@ -283,6 +289,32 @@ class Consumer(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class DeadLetters(Protocol):
+    """The dead letters in a topic: records that subscriptions delivered as often as they may be, and did not get done.
+
+    Of one subscription (`Subscription.dead_letters`), or all that lie in the topic (`SubscribableTopic.dead_letters`).
+    """
+
+    @property
+    def topic(self) -> str:
+        """The topic that they lie in, as `namespace/topic`."""
+
+    async def letters(self, records_max: int = 100, *, after: LetterPlace | None = None) -> list[DeadLetter]:
+        """Up to `records_max` dead letters, by partition and offset; with `after`, those behind that place."""
+
+    async def get(self, offset: int, partition: int = 0) -> DeadLetter:
+        """The dead letter at a place; `Invalid` if there is none."""
+
+    async def replay(self, places: Iterable[LetterPlace] | None = None, *, to: str | TopicName | None = None) -> int:
+        """Append dead letters to the topic they come from, or to another one, and remove them; how many.
+
+        All that are here now, or those at `places`. Each exactly once, also if this is killed and run again.
+        """
+
+    async def purge(self, places: Iterable[LetterPlace] | None = None) -> int:
+        """Delete the dead letters that are here now, or those at `places`; how many."""
 
 
 class Subscription(Protocol):
@@ -316,6 +348,9 @@ class Subscription(Protocol):
 
     async def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
         """Go on at another place, also an earlier one; where each partition stands now. While none is attached."""
+
+    async def dead_letters(self) -> DeadLetters:
+        """Its records that were delivered as often as they may be; `Invalid` unless `on_spent` is `dead_letter`."""
 
     async def flush(self) -> None:
         """On return every acknowledgement before is stored."""
@@ -524,6 +559,9 @@ class SubscribableTopic(TopicHandle, Protocol):
 
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of the topic, by name."""
+
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters in this topic, of whichever subscriptions."""
 
 
 class Log(Protocol):

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from forebay.bulk import BulkLoad, LoadBatch, LoadSegment
 from forebay.records import CommitAck, GroupOffset, Offsets
-from forebay.topics import PARTITIONS_MAX, Cleanup, Durability, Engine, OnFull, TopicSpec
+from forebay.topics import PARTITIONS_MAX, Cleanup, Durability, Engine, OnFull, TopicDispatch, TopicSpec
 from forebay.wire.items import GapItem
 
 LOAD_TIMEOUT_MAX_MS = 366 * 86_400_000
@@ -36,6 +36,7 @@ class TopicPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     on_full: OnFull = OnFull.DISCARD_OLD
     cleanup: Cleanup = Cleanup.DELETE
     compact_lag_ms: int | UnsetType = UNSET
+    dispatch: TopicDispatch = TopicDispatch.RELIABLE
     exist_ok: bool = False
     """Whether a topic that exists is fine, as it is."""
 
@@ -50,6 +51,7 @@ class TopicPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     on_full: OnFull | UnsetType = UNSET
     cleanup: Cleanup | UnsetType = UNSET
     compact_lag_ms: int | UnsetType = UNSET
+    dispatch: TopicDispatch | UnsetType = UNSET
     allow_loss: bool = False
     """Whether records may end at once by the new limits."""
 
@@ -72,6 +74,7 @@ class TopicItem(msgspec.Struct, frozen=True, kw_only=True):
     on_full: OnFull
     cleanup: Cleanup
     compact_lag_ms: int
+    dispatch: TopicDispatch
     earlier: tuple[int, ...]
 
     @classmethod

@@ -17,6 +17,7 @@ from forebay.cli.topic.limits import (
     CapRecordsOption,
     CleanupOption,
     CompactLagOption,
+    DispatchOption,
     OnFullOption,
     TtlOption,
     parse_limits,
@@ -52,15 +53,17 @@ def alter(
     on_full: OnFullOption = None,
     cleanup: CleanupOption = None,
     compact_lag: CompactLagOption = None,
+    dispatch: DispatchOption = None,
     allow_loss: LossOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Change the limits of a topic, or add partitions to it.
+    """Change the limits of a topic or its dispatch, or add partitions to it.
 
     A limit that would end records at once is refused without --allow-loss. Partitions can only be added, and keys
     then hash again: new records of a key may go to another partition than its older ones, which stay where they are.
+    The dispatch changes only while the topic has no subscriptions.
     """
-    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag)
+    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag, dispatch)
     changes = cast("TopicChanges", limits)
     if partitions is not None:
         changes["partitions"] = partitions

@@ -137,4 +137,5 @@ def _target(
         on_full=spec.on_full,
         cleanup=spec.cleanup,
         compact_lag_ms=spec.compact_lag_ms,
+        dispatch=spec.dispatch,
     )

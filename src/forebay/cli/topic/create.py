@@ -16,6 +16,7 @@ from forebay.cli.topic.limits import (
     CapRecordsOption,
     CleanupOption,
     CompactLagOption,
+    DispatchOption,
     OnFullOption,
     TtlOption,
     parse_limits,
@@ -53,13 +54,14 @@ def create(
     on_full: OnFullOption = None,
     cleanup: CleanupOption = None,
     compact_lag: CompactLagOption = None,
+    dispatch: DispatchOption = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists; it stays as it is.")] = False,
 ) -> None:
     """Create a topic, and the data directory if there is none yet."""
     from forebay.topics import TopicName, TopicSpec
 
     parsed = TopicName.parse(name)
-    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag)
+    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag, dispatch)
     # Checked before anything is made: a wrong name must not leave a new directory behind.
     spec = TopicSpec.create(
         parsed,

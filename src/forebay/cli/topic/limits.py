@@ -36,6 +36,14 @@ CompactLagOption = Annotated[
     str | None, typer.Option(metavar="TIME", help="How old a record is before it is compacted away [default: 1d].")
 ]
 
+DispatchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POLICY",
+        help="How subscriptions deliver: reliable (at least once, the default) or non-reliable (at most once).",
+    ),
+]
+
 _NUMBER: Final = re.compile(r"([0-9]{1,19})\s*([A-Za-z]*)")
 _SIZES: Final = {"": 1, "B": 1} | {
     f"{letter}{mark}": base**power
@@ -52,6 +60,7 @@ def parse_limits(
     on_full: str | None,
     cleanup: str | None,
     compact_lag: str | None,
+    dispatch: str | None,
 ) -> TopicLimits:
     """The limits that were given, and no others."""
     limits: TopicLimits = {}
@@ -68,6 +77,8 @@ def parse_limits(
     if compact_lag is not None:
         lag = _amount("--compact-lag", compact_lag, _SPANS, "a time, as 30m, 12h or 7d")
         limits["compact_lag_ms"] = 0 if lag is None else lag
+    if dispatch is not None:
+        limits["dispatch"] = dispatch.replace("-", "_")
     return limits
 
 

@@ -119,7 +119,8 @@ def limits_line(item: dict[str, Any]) -> str:
     ]
     limits = ", ".join(text for text in kept if text) or "everything"
     compacted = f", compacted after {item['compact_lag_ms'] / 1000:g} s" if item["cleanup"] == "compact" else ""
-    return f"keeps {limits} ({item['on_full']}){compacted}"
+    lossy = "; subscriptions deliver at most once" if item["dispatch"] == "non_reliable" else ""
+    return f"keeps {limits} ({item['on_full']}){compacted}{lossy}"
 
 
 def _spec(log: Storage, name: str) -> TopicSpec:

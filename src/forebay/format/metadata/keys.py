@@ -107,6 +107,11 @@ def subscription_key(namespace: str, topic: str, name: str, *, prefix: str = PRE
     return f"{subscriptions_prefix(namespace, topic, prefix=prefix)}{name}"
 
 
+def subscribed_key(*, prefix: str = PREFIX) -> str:
+    """Changes with every subscription that is created: for transactions that must find none, or no circle."""
+    return f"{prefix}/subscribed"
+
+
 def load_key(load_id: str, *, prefix: str = PREFIX) -> str:
     """A bulk load."""
     return f"{prefix}/loads/{load_id}"

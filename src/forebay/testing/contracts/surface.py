@@ -674,7 +674,7 @@ class _Called:
             return _CalledStream(result, self._loop)
         if inspect.isawaitable(result):
             return _CalledAck(result, self._loop)
-        verbs = ("reader", "ack_up_to", "commit", "abandon", "consumer", "take")
+        verbs = ("reader", "ack_up_to", "commit", "abandon", "consumer", "take", "replay")
         is_handle = not isinstance(result, msgspec.Struct) and any(hasattr(result, verb) for verb in verbs)
         return _Called(result, self._loop) if is_handle else result
 
