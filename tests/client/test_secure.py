@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -25,6 +27,24 @@ def trusted(files: Files, path: Path) -> Path:
     """The certificate of the authority, in a file."""
     files.authority.cert_pem.write_to_path(str(path))
     return path
+
+
+@pytest.mark.parametrize(("url", "loads"), [("http://127.0.0.1:1", 0), ("HTTPS://127.0.0.1:1", 1)])
+def test_authorities_are_loaded_only_where_certificates_are_checked(
+    url: str, loads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[object] = []
+    whole = ssl.SSLContext.load_verify_locations
+
+    def noted(context: ssl.SSLContext, *given: Any, **named: Any) -> None:
+        loaded.append(given or named)
+        whole(context, *given, **named)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", noted)
+
+    forebay.connect(url).close()
+
+    assert len(loaded) == loads
 
 
 @pytest.mark.slow  # a certificate may be mended meanwhile, so a call is repeated until its time is up
