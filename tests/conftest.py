@@ -14,6 +14,7 @@ import pytest
 from forebay import locks
 from tests.ledger import Budgets, Ledger, LedgerPlugin, enclose
 from tests.shares import SharesScheduling, longest_first
+from tests.support import jvm
 from tests.support.soak import SOAK
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ hypothesis.settings.load_profile("soak" if SOAK else "normal")
 # Settings that another caller uses otherwise are not those of a test, which could write into a store of theirs.
 for _name in [name for name in os.environ if name.startswith("FOREBAY_") and "__" in name]:
     del os.environ[_name]
+
+os.environ |= jvm.ENVIRONMENT
 
 locks.check_order(on=True)
 

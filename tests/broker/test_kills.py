@@ -39,7 +39,7 @@ from forebay.testing.history import (
 from forebay.testing.invariants import check_log, no_crash_is_damage, stream_is_gapless
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.support.brokers import START_SECONDS, BrokerCommand
+from tests.support.brokers import START_SECONDS, BrokerCommand, plain_client
 from tests.support.proxies import CuttingProxy, cutting_proxy
 from tests.support.soak import SOAK
 
@@ -168,7 +168,7 @@ class Appender:
         values: list[str] = []
         life = self._lives.after(0)
         while life is not None:
-            with httpx.Client(base_url=life.url, timeout=START_SECONDS) as client:
+            with plain_client(life.url) as client:
                 while not self._lives.is_over:
                     values = values or [f"{self._name}-{next(numbers)}" for _ in range(chance.choice((1, 1, 1, 5)))]
                     try:
@@ -216,7 +216,7 @@ class Follower:
         offset = 0
         life = self._lives.after(0)
         while life is not None:
-            with httpx.Client(base_url=life.url, timeout=START_SECONDS) as client:
+            with plain_client(life.url) as client:
                 while not self._lives.is_over:
                     try:
                         page = read_page(client, self._shard, offset, wait_ms=100)

@@ -45,8 +45,10 @@ def _pages() -> Iterator[ParameterSet]:
             continue
         blocks = list(_BLOCK.finditer(page.read_text()))
         examples = "".join(block[2] for block in blocks if block[1] == "python")
-        if examples or any(block[1] == "console" and _commands(block[2]) for block in blocks):
+        commands = [line for block in blocks if block[1] == "console" for line in _commands(block[2])]
+        if examples or commands:
             marks = [pytest.mark.spark] if "forebay.spark" in examples else []
+            marks += [pytest.mark.slow] if commands else []
             yield pytest.param(page, id=str(page.relative_to(_ROOT)), marks=marks)
 
 

@@ -22,19 +22,17 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from forebay.spark.start.session import SETTINGS as CHOSEN
 from forebay.spark.start.session import session
+from tests.support.jvm import SOON_UP
 from tests.support.processes import Child
 
 ROOT: Final = Path(__file__).parents[2]
-SOON_UP: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS: Final = {
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "1",
-    "spark.driver.extraJavaOptions": f"{CHOSEN['spark.driver.extraJavaOptions']} {SOON_UP}",
     "spark.executor.extraJavaOptions": SOON_UP,
 }
-"""A JVM that is up soon, for a process that does not live long."""
+"""Small, for a process that does not live long."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):

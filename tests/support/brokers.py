@@ -24,6 +24,12 @@ from forebay.settings import Settings
 START_SECONDS = 60.0
 
 
+def plain_client(url: str) -> httpx.Client:
+    """A client without TLS, with any number of connections: loading all authorities takes as long as many requests."""
+    no_limits = httpx.Limits(max_connections=None)
+    return httpx.Client(base_url=url, timeout=START_SECONDS, limits=no_limits, verify=False)
+
+
 class RunningBroker:
     """A broker that serves, and where."""
 
@@ -42,7 +48,7 @@ class RunningBroker:
 
     def client(self) -> httpx.Client:
         """A plain HTTP client of it."""
-        return httpx.Client(base_url=self.url, timeout=START_SECONDS)
+        return plain_client(self.url)
 
 
 def server_settings(*, metrics: Sequence[str] = (), **server: object) -> Settings:
@@ -140,10 +146,10 @@ class BrokerCommand:
 
     def client(self) -> httpx.Client:
         """A plain HTTP client of it, once it is ready."""
-        with httpx.Client(base_url=self.url, timeout=START_SECONDS) as asking:
-            while asking.get("/v1/ready").status_code != httpx.codes.OK:
-                pass
-        return httpx.Client(base_url=self.url, timeout=START_SECONDS, limits=httpx.Limits(max_connections=None))
+        client = plain_client(self.url)
+        while client.get("/v1/ready").status_code != httpx.codes.OK:
+            pass
+        return client
 
     def end(self, number: int) -> tuple[int, str]:
         """Send a signal and wait; the exit code, and what it has logged."""

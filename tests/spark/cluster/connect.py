@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.blobs.servers import free_ports
 from tests.spark.cluster.standalone import Daemons
-from tests.spark.stream_child import SOON_UP
+from tests.support.jvm import SOON_UP
 
 _SERVER: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
