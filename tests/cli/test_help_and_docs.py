@@ -25,7 +25,7 @@ def _commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[t
     for name, below in found.commands.items():
         if hasattr(below, "commands"):
             yield from _commands(below, (*path, name))
-        else:
+        elif not below.hidden:
             yield (*path, name), below
 
 

@@ -68,16 +68,16 @@ WORDS: Final = {
     "token prune": "",
     "pipeline run": "p.yml --dry-run",
     "pipeline plan": "p.yml",
-    "pipeline register": "shop/orders --dry-run",
+    "table register": "shop/orders --dry-run",
 }
 ON_SPARK: Final = {
-    "pipeline compact": "--dry-run",
-    "pipeline scrub": "--dry-run",
-    "pipeline lake": "shop/orders --to lake --format raw --dry-run",
-    "pipeline backfill": "shop/orders --from {home}/more.txt --format text --dry-run",
-    "pipeline migrate": "--to new.yaml --dry-run",
-    "pipeline reindex": "--dry-run",
-    "pipeline profile": "shop/orders --dry-run",
+    "history compact": "--dry-run",
+    "history scrub": "--dry-run",
+    "table lake": "shop/orders --to lake --format raw --dry-run",
+    "history backfill": "shop/orders --from {home}/more.txt --format text --dry-run",
+    "history migrate": "--to new.yaml --dry-run",
+    "history reindex": "--dry-run",
+    "history profile": "shop/orders --dry-run",
 }
 TOKEN: Final = AccessToken(
     token_id=WORDS["token revoke"],
@@ -172,11 +172,11 @@ def test_a_settings_file_that_names_store_and_metadata_needs_no_directory(home: 
         log.create_topic("shop/shared").append(b"1")
         log.export_topic("shop/shared")
 
-    assert "shop/shared[0]" in _taken("pipeline register shop/shared --dry-run", ("--settings", "shared.yaml"))
+    assert "shop/shared[0]" in _taken("table register shop/shared --dry-run", ("--settings", "shared.yaml"))
 
 
 @pytest.mark.usefixtures("home")
 def test_a_settings_file_without_metadata_means_that_of_the_usual_directory(home: Path) -> None:
     (home / "shared.yaml").write_text("storage: {mode: shared_fs}\nstore: {root: store}\n")
 
-    assert "shop/orders[0]" in _taken("pipeline register shop/orders --dry-run", ("--settings", "shared.yaml"))
+    assert "shop/orders[0]" in _taken("table register shop/orders --dry-run", ("--settings", "shared.yaml"))

@@ -88,37 +88,61 @@ root = typer.Typer(
 
 def group(name: str, *, help: str) -> typer.Typer:
     """`forebay NAME`: what its commands are registered with."""
-    made = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, help=help)
+    made = typer.Typer(name=name, cls=Commands, no_args_is_help=True, rich_markup_mode=None, help=help)
     root.add_typer(made, name=name)
     return made
 
 
-def command(app: typer.Typer, name: str, *, examples: Sequence[str], by_url: bool = False) -> Callable[[Body], Body]:
-    """Register a command. Its docstring and the examples are its help; `by_url` says that it can ask a broker."""
+def command(
+    app: typer.Typer,
+    name: str,
+    *,
+    examples: Sequence[str],
+    by_url: bool = False,
+    formerly: typer.Typer | None = None,
+) -> Callable[[Body], Body]:
+    """Register a command. Its docstring and the examples are its help; `by_url` says that it can ask a broker.
+
+    `formerly` is the group that it was in once. It goes on working there, unlisted, and says its new words.
+    """
 
     def register(body: Body) -> Body:
-        own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
-
-        def invoke(ctx: typer.Context, **given: Any) -> None:
-            common = Options(**{name: given.pop(name) for name in COMMON if given[name] is not None})
-            given = {name: value for name, value in given.items() if name not in COMMON}
-            outer = ctx.find_root().obj
-            options = common.over(outer if isinstance(outer, Options) else Options())
-            raise typer.Exit(_run(body, options, given, by_url=by_url))
-
-        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        shared = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-            for name, kind in COMMON.items()
-        ]
-        parameters = [context, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *shared]
-        invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        invoke.__annotations__ = {one.name: one.annotation for one in parameters}
-        invoke.__wrapped__ = body  # type: ignore[attr-defined]
-        app.command(name, help=_help(body, examples))(invoke)
+        text = _help(body, examples)
+        app.command(name, help=text)(_invocable(body, by_url=by_url))
+        if formerly is not None:
+            old, new = (f"forebay {one.info.name} {name}" for one in (formerly, app))
+            note = f'"{old}" is now "{new}"; the old words go on working'
+            formerly.command(name, help=f'Now "{new}".\n\n{text}', hidden=True)(
+                _invocable(body, by_url=by_url, note=note)
+            )
         return body
 
     return register
+
+
+def _invocable(body: Body, *, by_url: bool, note: str | None = None) -> Callable[..., None]:
+    """A function for typer that has the common options as well as those of the command. It says the note first."""
+    own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
+
+    def invoke(ctx: typer.Context, **given: Any) -> None:
+        if note is not None:
+            complain(note)
+        common = Options(**{name: given.pop(name) for name in COMMON if given[name] is not None})
+        given = {name: value for name, value in given.items() if name not in COMMON}
+        outer = ctx.find_root().obj
+        options = common.over(outer if isinstance(outer, Options) else Options())
+        raise typer.Exit(_run(body, options, given, by_url=by_url))
+
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in COMMON.items()
+    ]
+    parameters = [context, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *shared]
+    invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    invoke.__annotations__ = {one.name: one.annotation for one in parameters}
+    invoke.__wrapped__ = body  # type: ignore[attr-defined]
+    return invoke
 
 
 def _help(body: Body, examples: Sequence[str]) -> str:

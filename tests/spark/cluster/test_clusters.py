@@ -156,18 +156,18 @@ def test_commands_run_on_a_spark_connect_server(tmp_path: Path, connect: str) ->
         (tmp_path / f"{name}.yml").write_text(PIPELINE + text)
     (tmp_path / "more.json").write_text('{"id": 100}\n')
     common = ("--data", str(tmp_path / "data"), "--settings", settings_file(land), "--master", connect)
-    backfill = ("backfill", "shop/orders", "--from", str(tmp_path / "more.json"), "--format", "json")
+    backfill = ("history", "backfill", "shop/orders", "--from", str(tmp_path / "more.json"), "--format", "json")
 
     compacted, filled, profiled, batch, stream, changes = _ran(
         [
-            ("pipeline", *words, *common)
+            (*words, *common)
             for words in (
-                ("compact", "shop/orders", "--older-than", "0"),
+                ("history", "compact", "shop/orders", "--older-than", "0"),
                 backfill,
-                ("profile", "shop/orders"),
-                ("run", str(tmp_path / "batch.yml")),
-                ("run", str(tmp_path / "stream.yml")),
-                ("run", str(tmp_path / "changes.yml")),
+                ("history", "profile", "shop/orders"),
+                ("pipeline", "run", str(tmp_path / "batch.yml")),
+                ("pipeline", "run", str(tmp_path / "stream.yml")),
+                ("pipeline", "run", str(tmp_path / "changes.yml")),
             )
         ]
     )

@@ -27,19 +27,19 @@ def shell(tmp_path: Path, spark: SparkSession) -> Shell:
 def test_every_job_runs_and_reports(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "more.json").write_text('{"id": 100}\n')
     (tmp_path / "new.yaml").write_text(f"storage: {{mode: shared_fs}}\nstore: {{root: {tmp_path / 'new'}}}\n")
-    lake = ("lake", "shop/orders", "--to", str(tmp_path / "lake"), "--schema", "id BIGINT NOT NULL")
-    backfill = ("backfill", "shop/orders", "--from", str(tmp_path / "more.json"), "--format", "json")
+    lake = ("table", "lake", "shop/orders", "--to", str(tmp_path / "lake"), "--schema", "id BIGINT NOT NULL")
+    backfill = ("history", "backfill", "shop/orders", "--from", str(tmp_path / "more.json"), "--format", "json")
 
-    planned = shell.ok("pipeline", *lake, "--dry-run", "--json").items
+    planned = shell.ok(*lake, "--dry-run", "--json").items
     lines = [
-        shell.ok("pipeline", *words).out.splitlines()[-1]
+        shell.ok(*words).out.splitlines()[-1]
         for words in (
-            ("scrub", "shop/orders", "--resume", str(tmp_path / "notes")),
+            ("history", "scrub", "shop/orders", "--resume", str(tmp_path / "notes")),
             lake,
             (*backfill, "--column", "key='a'", "--option", "mode=FAILFAST"),
-            ("profile", "shop/orders", "--html", str(tmp_path / "page.html")),
-            ("reindex",),
-            ("migrate", "shop/orders", "--to", str(tmp_path / "new.yaml")),
+            ("history", "profile", "shop/orders", "--html", str(tmp_path / "page.html")),
+            ("history", "reindex"),
+            ("history", "migrate", "shop/orders", "--to", str(tmp_path / "new.yaml")),
         )
     ]
 
@@ -63,10 +63,10 @@ def test_every_job_runs_and_reports(shell: Shell, tmp_path: Path) -> None:
 def test_damage_has_its_code_and_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
     flip(min((shell.directory / "shards").rglob("*.seg")), -60)
 
-    damaged = shell.run("pipeline", "scrub", "--json")
-    refused = shell.run("pipeline", "lake", "shop/orders")
-    unknown = shell.run("pipeline", "profile", "shop/none")
-    wrong = shell.run("pipeline", "backfill", "shop/orders", "--from", "a", "--column", "nothing")
+    damaged = shell.run("history", "scrub", "--json")
+    refused = shell.run("table", "lake", "shop/orders")
+    unknown = shell.run("history", "profile", "shop/none")
+    wrong = shell.run("history", "backfill", "shop/orders", "--from", "a", "--column", "nothing")
 
     assert damaged.code == 6 and json.loads(damaged.out)["findings"][0]["shard"] == "shop/orders[0]"
     assert [ended.code for ended in (refused, unknown, wrong)] == [2, 2, 2]

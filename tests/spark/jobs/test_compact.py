@@ -77,7 +77,7 @@ def test_command_says_what_it_would_do_and_what_it_did(spark: SparkSession, tmp_
             topic.append_many([b"value"] * 100)
             log.export_topic(TOPIC)
     shell = Shell(tmp_path / "data")
-    words = ("pipeline", "compact", TOPIC, "--older-than", "0", "--segments-min", "2", "--set", "wal.free_bytes_min=0")
+    words = ("history", "compact", TOPIC, "--older-than", "0", "--segments-min", "2", "--set", "wal.free_bytes_min=0")
 
     (planned,) = shell.ok(*words, "--dry-run", "--json").items
     said = shell.ok(*words).out
@@ -86,4 +86,4 @@ def test_command_says_what_it_would_do_and_what_it_did(spark: SparkSession, tmp_
     assert planned["dry_run"] and planned["figures"]["segments_to_read"] == 3
     assert "compact: 1 rewrite, " in said and "segments before 3, segments 1" in said
     assert again["summary"] == "nothing to do" and again["findings"] == []
-    assert shell.run("pipeline", "compact", "shop/none").code == 2
+    assert shell.run("history", "compact", "shop/none").code == 2

@@ -25,20 +25,20 @@ sinks:
   - {name: topic, from: orders, topic: shop/orders}
 """
 JOBS = {
-    "compact": "compact shop/orders --older-than 0 --segments-min 1",
-    "lake into a table": "lake shop/orders --table shop.typed --schema id_BIGINT",
-    "lake into a directory": "lake shop/orders --to {home}/lake --schema id_BIGINT",
-    "backfill": "backfill shop/orders --from {home}/more.json --format json",
-    "backfill from a table": "backfill shop/orders --from-table shop.compacted",
-    "migrate": "migrate shop/orders --to {home}/new.yaml",
-    "migrate and remove": "migrate shop/orders --to {home}/new.yaml --remove-old",
-    "reindex": "reindex shop/orders",
-    "register": "register shop/orders",
-    "register again": "register shop/compacted",
-    "scrub": "scrub shop/orders --resume {home}/notes",
-    "scrub and repair": "scrub shop/orders --repair --resume {home}/sound",
-    "profile": "profile shop/orders --html {home}/page.html --resume {home}/counted",
-    "run": "run {home}/p.yml",
+    "compact": "history compact shop/orders --older-than 0 --segments-min 1",
+    "lake into a table": "table lake shop/orders --table shop.typed --schema id_BIGINT",
+    "lake into a directory": "table lake shop/orders --to {home}/lake --schema id_BIGINT",
+    "backfill": "history backfill shop/orders --from {home}/more.json --format json",
+    "backfill from a table": "history backfill shop/orders --from-table shop.compacted",
+    "migrate": "history migrate shop/orders --to {home}/new.yaml",
+    "migrate and remove": "history migrate shop/orders --to {home}/new.yaml --remove-old",
+    "reindex": "history reindex shop/orders",
+    "register": "table register shop/orders",
+    "register again": "table register shop/compacted",
+    "scrub": "history scrub shop/orders --resume {home}/notes",
+    "scrub and repair": "history scrub shop/orders --repair --resume {home}/sound",
+    "profile": "history profile shop/orders --html {home}/page.html --resume {home}/counted",
+    "run": "pipeline run {home}/p.yml",
 }
 OF_THE_STORE = ("compact", "migrate and remove", "reindex", "register", "scrub and repair")
 """These do other things where history lies in a store that is shared."""
@@ -109,4 +109,4 @@ def test_a_dry_run_changes_nothing(home: Path, job: str) -> None:
 
 
 def _dry(home: Path, *words: str) -> Outcome:
-    return Shell(home / "data").run("pipeline", *words, "--settings", str(home / "old.yaml"), "--dry-run")
+    return Shell(home / "data").run(*words, "--settings", str(home / "old.yaml"), "--dry-run")

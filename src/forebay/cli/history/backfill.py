@@ -1,4 +1,4 @@
-"""`forebay pipeline backfill`: bring rows of files or of a table into a topic, once."""
+"""`forebay history backfill`: bring rows of files or of a table into a topic, once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cli.history import app
 from forebay.cli.jobs import Job, job_command
 from forebay.cli.options import TopicArgument, assigned
-from forebay.cli.pipeline import app
+from forebay.cli.pipeline import app as pipeline
 from forebay.errors import Invalid
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ EachOption = Annotated[
     app,
     "backfill",
     examples=[
-        "forebay pipeline backfill shop/orders --from old/orders --column key=customer --column timestamp=at",
-        "forebay pipeline backfill shop/orders --from old.csv --format csv --option header=true --dry-run",
-        "forebay pipeline backfill shop/orders --from-table shop.old_orders --id orders-2025",
+        "forebay history backfill shop/orders --from old/orders --column key=customer --column timestamp=at",
+        "forebay history backfill shop/orders --from old.csv --format csv --option header=true --dry-run",
+        "forebay history backfill shop/orders --from-table shop.old_orders --id orders-2025",
     ],
+    formerly=pipeline,
 )
 def backfill(
     job: Job,

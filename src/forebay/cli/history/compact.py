@@ -1,4 +1,4 @@
-"""`forebay pipeline compact`: turn many small segments of history into few large ones in Parquet."""
+"""`forebay history compact`: turn many small segments of history into few large ones in Parquet."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.history import app
 from forebay.cli.jobs import Job, TopicNames, job_command
-from forebay.cli.pipeline import app
+from forebay.cli.pipeline import app as pipeline
 
 MIB = 1024 * 1024
 
@@ -16,11 +17,12 @@ MIB = 1024 * 1024
     app,
     "compact",
     examples=[
-        "forebay pipeline compact",
-        "forebay pipeline compact shop/orders --dry-run",
-        "forebay pipeline compact --settings shared.yaml --master spark://head:7077",
-        "forebay pipeline compact shop/orders --segments-min 2 --older-than 0 --json",
+        "forebay history compact",
+        "forebay history compact shop/orders --dry-run",
+        "forebay history compact --settings shared.yaml --master spark://head:7077",
+        "forebay history compact shop/orders --segments-min 2 --older-than 0 --json",
     ],
+    formerly=pipeline,
 )
 def compact(
     job: Job,

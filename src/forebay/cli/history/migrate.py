@@ -1,4 +1,4 @@
-"""`forebay pipeline migrate`: bring the history of topics into another store."""
+"""`forebay history migrate`: bring the history of topics into another store."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.history import app
 from forebay.cli.jobs import Job, TopicNames, job_command
-from forebay.cli.pipeline import app
+from forebay.cli.pipeline import app as pipeline
 
 
 @job_command(
     app,
     "migrate",
     examples=[
-        "forebay pipeline migrate --settings old.yaml --to new.yaml --dry-run",
-        "forebay pipeline migrate shop/orders --settings old.yaml --to new.yaml",
-        "forebay pipeline migrate shop/orders --settings old.yaml --to new.yaml --remove-old",
+        "forebay history migrate --settings old.yaml --to new.yaml --dry-run",
+        "forebay history migrate shop/orders --settings old.yaml --to new.yaml",
+        "forebay history migrate shop/orders --settings old.yaml --to new.yaml --remove-old",
     ],
+    formerly=pipeline,
 )
 def migrate(
     job: Job,

@@ -1,4 +1,4 @@
-"""`forebay pipeline profile`: say what is in topics, as figures and as a page with plots."""
+"""`forebay history profile`: say what is in topics, as figures and as a page with plots."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.history import app
 from forebay.cli.jobs import Job, TopicNames, job_command
-from forebay.cli.pipeline import app
+from forebay.cli.pipeline import app as pipeline
 
 
 @job_command(
     app,
     "profile",
     examples=[
-        "forebay pipeline profile shop/orders --html orders.html",
-        "forebay pipeline profile --settings shared.yaml --resume counted --json",
+        "forebay history profile shop/orders --html orders.html",
+        "forebay history profile --settings shared.yaml --resume counted --json",
     ],
+    formerly=pipeline,
 )
 def profile(
     job: Job,

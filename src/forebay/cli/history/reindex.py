@@ -1,15 +1,17 @@
-"""`forebay pipeline reindex`: make indexes of history again where they lack something."""
+"""`forebay history reindex`: make indexes of history again where they lack something."""
 
 from __future__ import annotations
 
+from forebay.cli.history import app
 from forebay.cli.jobs import Job, TopicNames, job_command
-from forebay.cli.pipeline import app
+from forebay.cli.pipeline import app as pipeline
 
 
 @job_command(
     app,
     "reindex",
-    examples=["forebay pipeline reindex --settings shared.yaml --dry-run", "forebay pipeline reindex shop/orders"],
+    examples=["forebay history reindex --settings shared.yaml --dry-run", "forebay history reindex shop/orders"],
+    formerly=pipeline,
 )
 def reindex(job: Job, *, topics: TopicNames = None) -> int:
     """Make indexes in the store again that are damaged, missing, or written before there were look-ups by key and tag.

@@ -1,4 +1,4 @@
-"""`forebay pipeline scrub`: read all of history and say what is not as it was written."""
+"""`forebay history scrub`: read all of history and say what is not as it was written."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.history import app
 from forebay.cli.jobs import Job, TopicNames, job_command
-from forebay.cli.pipeline import app
+from forebay.cli.pipeline import app as pipeline
 
 
 @job_command(
     app,
     "scrub",
     examples=[
-        "forebay pipeline scrub",
-        "forebay pipeline scrub shop/orders --resume scrubbed --json",
-        "forebay pipeline scrub --settings shared.yaml --master spark://head:7077",
-        "forebay pipeline scrub --data data --repair --dry-run",
+        "forebay history scrub",
+        "forebay history scrub shop/orders --resume scrubbed --json",
+        "forebay history scrub --settings shared.yaml --master spark://head:7077",
+        "forebay history scrub --data data --repair --dry-run",
     ],
+    formerly=pipeline,
 )
 def scrub(
     job: Job,

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from forebay.cli.commands import group
 
-app = group("pipeline", help="Run pipelines and jobs over topics and their history on Spark.")
+app = group("pipeline", help="Plan and run pipelines that a file declares, on Spark.")

@@ -1,4 +1,4 @@
-"""`forebay pipeline lake`: bring what is new in a topic into a typed table."""
+"""`forebay table lake`: bring what is new in a topic into a typed table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import typer
 
 from forebay.cli.jobs import Job, job_command
 from forebay.cli.options import TopicArgument
-from forebay.cli.pipeline import app
+from forebay.cli.pipeline import app as pipeline
+from forebay.cli.table import app
 
 SchemaOption = Annotated[
     str | None,
@@ -24,10 +25,11 @@ SchemaOption = Annotated[
     app,
     "lake",
     examples=[
-        'forebay pipeline lake shop/orders --table shop.orders_typed --schema "id BIGINT, total DOUBLE"',
-        "forebay pipeline lake shop/orders --to lake/orders --schema orders.ddl --dry-run",
-        "forebay pipeline lake shop/orders --table shop.orders_typed --format avro --schema order.avsc",
+        'forebay table lake shop/orders --table shop.orders_typed --schema "id BIGINT, total DOUBLE"',
+        "forebay table lake shop/orders --to lake/orders --schema orders.ddl --dry-run",
+        "forebay table lake shop/orders --table shop.orders_typed --format avro --schema order.avsc",
     ],
+    formerly=pipeline,
 )
 def lake(
     job: Job,

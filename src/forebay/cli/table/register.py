@@ -1,4 +1,4 @@
-"""`forebay pipeline register`: compacted history as an Iceberg table, without copying it."""
+"""`forebay table register`: compacted history as an Iceberg table, without copying it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from forebay.cli.commands import command
 from forebay.cli.invocation import Invocation
 from forebay.cli.jobs import say_report
 from forebay.cli.options import AsJson, DryRunOption, TopicArgument
-from forebay.cli.pipeline import app
+from forebay.cli.pipeline import app as pipeline
 from forebay.cli.spark import location_of
+from forebay.cli.table import app
 
 
 @command(
     app,
     "register",
     examples=[
-        "forebay pipeline register shop/orders",
-        "forebay pipeline register shop/orders --settings shared.yaml --json",
-        "forebay pipeline register shop/orders --dry-run",
+        "forebay table register shop/orders",
+        "forebay table register shop/orders --settings shared.yaml --json",
+        "forebay table register shop/orders --dry-run",
     ],
+    formerly=pipeline,
 )
 def register_table(
     run: Invocation,

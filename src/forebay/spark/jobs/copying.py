@@ -82,7 +82,7 @@ def _verified(source: BlobStore, descriptor: SegmentDescriptor) -> Iterator[byte
     if digest.digest().hex() != descriptor.content_hash:
         raise Corrupt(
             f"{source.name}: {descriptor.object_key} is not what was catalogued (hash {digest.digest().hex()}): it was "
-            'not copied; run "forebay pipeline scrub"'
+            'not copied; run "forebay history scrub"'
         )
 
 
@@ -100,7 +100,7 @@ def _index(source: BlobStore, target: BlobStore, errand: Errand) -> None:
         return
     content = _fits(source, name, errand.descriptor)
     if content is None:
-        raise Corrupt(f'{source.name}: {name} is not the index of its segment: run "forebay pipeline reindex" first')
+        raise Corrupt(f'{source.name}: {name} is not the index of its segment: run "forebay history reindex" first')
     target.upload(key, [content])
 
 

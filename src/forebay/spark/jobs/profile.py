@@ -39,7 +39,7 @@ BUCKETS_MS: Final = tuple(
     1000 * seconds for seconds in (1, 10, 60, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000, 31_536_000)
 )
 HOT_KEYS: Final = 20
-LOOK: Final = 'run "forebay pipeline scrub"'
+LOOK: Final = 'run "forebay history scrub"'
 
 
 class Counted(msgspec.Struct, frozen=True, array_like=True):

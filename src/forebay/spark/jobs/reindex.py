@@ -176,7 +176,7 @@ def judge(location: Location, unit: Indexed, *, rebuild: bool) -> Judged:
             Piece(unit.descriptor, 0)
         )
         if not copy.intact or not copy.whole_index:
-            raise Corrupt(f'{copy.where} is damaged itself ({copy.flaw}): run "forebay pipeline scrub"')
+            raise Corrupt(f'{copy.where} is damaged itself ({copy.flaw}): run "forebay history scrub"')
         if len(copy.whole_index) == unit.descriptor.index_bytes:
             # The very bytes that were catalogued: what stands under the key now was never meant to.
             store.upload(unit.descriptor.index_object, [copy.whole_index])
