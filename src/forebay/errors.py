@@ -32,7 +32,17 @@ survive copying, and pickling to and from another process.
 from __future__ import annotations
 
 import copy
-from typing import Self
+from collections.abc import Mapping
+from typing import NamedTuple, Self
+
+
+class AppendOutcome(NamedTuple):
+    """What an append to several partitions came to in each of them."""
+
+    ranges: tuple[tuple[int, int, int], ...]
+    """What stands: a partition, the first offset there, and how many records."""
+    failures: Mapping[int, ForebayError]
+    """By partition, why its records are not there; after `Indeterminate` they may be."""
 
 
 class ForebayError(Exception):
@@ -55,6 +65,18 @@ class ForebayError(Exception):
     def detail(self) -> dict[str, object]:
         """The attributes that apply, by name: plain values, for programs in this or another process."""
         return {name: value for name, value in vars(self).items() if value is not None and not name.startswith("_")}
+
+    @property
+    def append_outcome(self) -> AppendOutcome | None:
+        """Of a batch that a broker has appended to several partitions, and not to all: what stands, and what failed."""
+        found: AppendOutcome | None = vars(self).get("_append_outcome")
+        return found
+
+    def with_outcome(self, outcome: AppendOutcome) -> Self:
+        """The same error, which says what stands of the append that it ended."""
+        again = copy.copy(self)
+        vars(again)["_append_outcome"] = outcome
+        return again
 
     def restated(self, message: str) -> Self:
         """The same error, with its attributes, in other words."""

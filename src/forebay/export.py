@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -19,7 +19,7 @@ from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import DataLoss
+from forebay.errors import Corrupt, DataLoss, UnsupportedFormat
 from forebay.format.checksum import content_hash, crc32
 from forebay.format.files.segment import SEGMENT_SUFFIX, index_name
 from forebay.format.index.sections import Footer, find_offset
@@ -140,8 +140,12 @@ class Exporter:
     def lag(self, files: FileList) -> Lag:
         """How much is sealed and not exported yet, as far as the frontier is known here."""
         pending = self._behind(files)
-        sizes = [file.footer.segment_bytes for file in pending]
-        return Lag(len(pending), sum(file.end - file.start for file in pending), sum(sizes))
+        size = 0
+        for file in pending:
+            # One whose index is damaged has no size here; the status of the shard names it.
+            with suppress(Corrupt, UnsupportedFormat, OSError):
+                size += file.footer.segment_bytes
+        return Lag(len(pending), sum(file.end - file.start for file in pending), size)
 
     def unexported(self, files: FileList) -> list[str]:
         """The keys that sealed files behind the frontier have, or will have, in the store."""

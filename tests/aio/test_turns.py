@@ -213,3 +213,72 @@ def test_a_write_that_fails_answers_every_request_of_its_turn_and_the_log_heals(
         assert values(await collected(topic.read()))[-1] == b"again"
 
     server.run(use)
+
+
+def test_one_slow_write_rests_the_loop_in_all_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each topic once learnt by itself that the disk does not keep up, and held the loop once for it."""
+    server = Server(tmp_path / "log", monkeypatch)
+
+    async def use(log: AsyncLog) -> None:
+        topic, other = await begun(log), await begun(log, "other")
+        monkeypatch.setattr(turns, "PATIENCE_SECONDS", -1.0)
+        await topic.append(b"this one was slow")
+        assert server.writers[-1] == LOOP
+        await other.append(b"so the loop rests here too")
+        assert server.writers[-1] != LOOP
+
+    server.run(use)
+
+
+def test_rests_grow_while_writes_stay_slow_and_begin_again_after_a_good_while() -> None:
+    pace = turns.TurnPace(lambda: 0.0)
+    now, rests = 100.0, []
+    for _ in range(9):
+        assert pace.allows(now)
+        pace.note_write(now, now + 0.06)
+        begun = now + 0.06
+        now = begun
+        while not pace.allows(now):
+            now += 0.25
+        rests.append(round(now - begun))
+
+    assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    now += 61
+    pace.note_write(now, now + 0.06)
+    assert pace.allows(now + 1.1)
+
+
+def test_a_sync_that_hangs_keeps_the_loop_from_writing_before_writes_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is stuck takes writes into memory for a while: the background sync sees it first."""
+    server = Server(tmp_path / "log", monkeypatch)
+    server._settings = quick(sync_interval_ms=20, mark_interval_ms=600_000)
+    held = threading.Event()
+    synced = threading.Event()
+
+    def hang(kind: str, path: str) -> None:
+        server.note(kind, path)
+        if kind == "sync" and path.endswith(".seg") and not held.is_set():
+            synced.set()
+            assert held.wait(PATIENCE)
+
+    async def use(log: AsyncLog) -> None:
+        topic, other = await begun(log), await begun(log, "other")
+        server.disk.meet = hang
+        await topic.append(b"to be synced")
+        assert await asyncio.to_thread(synced.wait, PATIENCE)
+        await asyncio.sleep(turns.SYNC_PATIENCE_SECONDS + 0.2)
+        server.writers.clear()
+        await other.append(b"by another thread")
+        assert server.writers and LOOP not in server.writers
+        held.set()
+        async with asyncio.timeout(PATIENCE):
+            while server.writers[-1] != LOOP:
+                await asyncio.sleep(0.05)
+                await other.append(b"by the loop again, some time")
+
+    try:
+        server.run(use)
+    finally:
+        held.set()

@@ -17,6 +17,7 @@ import uvicorn
 
 from forebay.broker.guard import Guard, GuardedProtocol
 from forebay.settings import ServerSettings
+from tests.support.waiting import until
 
 SECONDS = 30.0
 MUCH = b"a" * 20_000_000
@@ -416,4 +417,20 @@ def test_a_request_whose_client_goes_before_it_is_begun_is_not_served(protocols:
         server.in_loop(ask_and_go)
         for _ in range(3):
             server.in_loop(lambda: None)
+        assert server.app.calls == 1
+
+
+def test_a_client_that_has_sent_several_requests_and_goes_is_noticed_while_the_first_is_answered() -> None:
+    """The class below reads nothing while requests wait, and saw the end only after the answer."""
+    with guarded() as server:
+
+        def look() -> object:
+            return server.in_loop(lambda: server.guard.check_pace(server.loop.time()))
+
+        with server.connect() as connection:
+            connection.sendall(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n" + PLAIN * 2)
+            assert server.app.entered.wait(SECONDS)
+            look()
+            assert not server.app.cancelled.is_set(), "it is still there"
+        until(lambda: look() or server.app.cancelled.is_set())
         assert server.app.calls == 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import pytest
@@ -14,6 +15,7 @@ from forebay.format.metadata.keys import topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MetadataStore, Put
 from forebay.routers import AsyncRouters
+from forebay.service import service
 from forebay.service.placement import Alone
 from forebay.service.principals import AccessScope, Principal, listed
 from forebay.service.quotas import Quotas
@@ -103,3 +105,37 @@ def test_topics_of_others_are_not_read_to_fill_a_page(monkeypatch: pytest.Monkey
     assert with_service([*OWN, *FOREIGN], counted) == [["shop/a", "shop/b"], ["shop/orders", "shop/orders2"], ["zoo/z"]]
     assert len(read) <= 5
     assert sum(read) == 5
+
+
+def test_topics_are_counted_by_a_thread_when_one_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop once walked over the names of all topics with each creation."""
+    walkers: list[str] = []
+
+    def walked(who: Principal, names: Iterable[TopicName]) -> list[TopicName]:
+        walkers.append(threading.current_thread().name)
+        return listed(who, names)
+
+    monkeypatch.setattr(service, "listed", walked)
+
+    async def create(made: Service) -> None:
+        who = Principal(name="own", scopes=frozenset(AccessScope), prefixes=frozenset(["new/"]))
+        for number in range(3):
+            await made.create_topic(who, TopicName("new", f"t{number}"))
+
+    with_service(FOREIGN, create)
+    assert len(walkers) == 1, "once a second"
+    assert threading.current_thread().name not in walkers
+
+
+def test_a_limit_on_topics_holds_for_each_caller_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "COUNT_SECONDS", -1.0)
+
+    async def create(made: Service) -> None:
+        seen: list[tuple[int, int]] = []
+        monkeypatch.setattr(made.quotas, "check_topics", lambda *, total, below: seen.append((total, below)))
+        for prefix in ("new/", "more/", "new/"):
+            who = Principal(name=prefix, scopes=frozenset(AccessScope), prefixes=frozenset([prefix]))
+            await made.create_topic(who, TopicName(prefix[:-1], f"t{len(seen)}"))
+        assert seen == [(2, 0), (3, 0), (4, 1)]
+
+    with_service(["aaa/a", "aaa/b"], create)

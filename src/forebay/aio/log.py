@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Self, TypeVar, Unpack
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.loads import AsyncLoads
 from forebay.aio.topic import AsyncTopic
+from forebay.aio.turns import TurnPace
 from forebay.aio.workers import Workers
 from forebay.errors import Closed, Conflict, Corrupt, DataLoss, Moved, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import ShardState
@@ -22,6 +24,7 @@ from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
+from forebay.storage.background.sync import SYNC_WORKER
 from forebay.storage.copying import Copied, OnRecords
 from forebay.storage.recorded import RecordedShard
 from forebay.storage.recovery import Progress, Recovered
@@ -50,7 +53,8 @@ class AsyncLog:
         self._open = partial(Storage.open, path, settings, read_only=read_only, may_own=may_own)
         self._storage: Storage | None = None
         self._workers = Workers(
-            reads_waiting_max=settings.server.reads_waiting_per_principal_max, commits_in_loop=commits_in_loop
+            reads_waiting_max=settings.server.reads_waiting_per_principal_max,
+            pace=TurnPace(self._syncing_seconds) if commits_in_loop else None,
         )
         self._opening = RankedLock(Rank.LOG, "aio.opening")
         self._found: Storage | None = None
@@ -225,6 +229,11 @@ class AsyncLog:
     def workers(self) -> tuple[WorkerStatus, ...]:
         """See `Storage.workers`."""
         return self._log.workers()
+
+    def _syncing_seconds(self) -> float:
+        """For how long the background sync that is under way has been at one shard; without end if it was given up."""
+        found = [status for status in self._log.workers() if status.name == SYNC_WORKER]
+        return max((math.inf if status.stuck else status.running_s or 0.0 for status in found), default=0.0)
 
     async def recover(self, on_progress: Progress | None = None) -> Recovered:
         """See `Storage.recover`; `on_progress` is called in the event loop."""

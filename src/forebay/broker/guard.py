@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -52,6 +53,9 @@ BAD: Final = GuardRefusal(400, "bad_request", "this is not HTTP as RFC 9112 desc
 PIPELINED: Final = GuardRefusal(
     400, "bad_request", f"more than {PIPELINE_MAX} requests sent without waiting for an answer"
 )
+
+
+_GONE: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class _Refused(Exception):
@@ -314,6 +318,9 @@ class GuardedProtocol(HttpToolsProtocol):
         settings = self._guard.settings
         if self._closing is None and self.transport.is_closing():
             self._closing = now
+        if self.pipeline and self._is_client_gone():
+            self.transport.abort()
+            return
         since = self._closing if self._stalled is None else self._stalled
         if since is not None and now - since > settings.stall_timeout_ms / 1000:
             self._guard.refused["stalled"] += 1
@@ -323,6 +330,15 @@ class GuardedProtocol(HttpToolsProtocol):
             if now - self._began > limit / 1000:
                 message = f"the request took longer than {limit} ms to arrive (server.request_timeout_ms)"
                 self._refuse(GuardRefusal(408, "too_slow", message))
+
+    def _is_client_gone(self) -> bool:
+        """Whether the client has closed its side, asked of the system.
+
+        The class below reads nothing while a request waits behind another one, and so does not see the end.
+        """
+        looked = select.poll()
+        looked.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+        return bool(looked.poll(0))
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser below refuses on its own."""

@@ -34,7 +34,7 @@ from forebay.arguments import (
 from forebay.client.lanes import BY_KEY, ProducerLanes
 from forebay.client.transport import HttpCall, HttpTransport
 from forebay.clock import Clock
-from forebay.errors import Conflict, ForebayError, Indeterminate, Invalid, Throttled, Unavailable
+from forebay.errors import AppendOutcome, Conflict, ForebayError, Indeterminate, Invalid, Throttled, Unavailable
 from forebay.records import Headers, HeadersLike, OffsetRange
 from forebay.wire import bodies
 from forebay.wire.bodies import MediaType
@@ -209,20 +209,38 @@ class AsyncRemoteBatchAck:
 
     @property
     def ranges(self) -> tuple[OffsetRange, ...]:
-        """What is acknowledged by now, a range for each partition."""
-        return self.answered.result().ranges if self._is_held() else ()
+        """What is acknowledged by now, a range for each partition; also of an append that failed in others."""
+        if self._error() is None:
+            return self.answered.result().ranges if self.done and not self.answered.cancelled() else ()
+        outcome = self._outcome()
+        return () if outcome is None else tuple(OffsetRange(*found) for found in outcome.ranges)
 
     @property
     def failures(self) -> Mapping[int, ForebayError]:
-        """Of a failure the broker says no more than `result` raises: partitions are not known one by one."""
-        return {}
+        """The partitions that are known by now to have failed, and why; none where the broker did not say.
+
+        After `Indeterminate` the records of the partition may be there, after any other error they are not.
+        """
+        error, outcome = self._error(), self._outcome()
+        if outcome is not None:
+            return outcome.failures
+        return {} if error is None or error.partition is None else {error.partition: error}
 
     def __await__(self) -> Generator[object, None, tuple[OffsetRange, ...]]:
         found = yield from asyncio.shield(self.answered).__await__()
         return found.ranges
 
-    def _is_held(self) -> bool:
-        return self.done and not self.answered.cancelled() and self.answered.exception() is None
+    def _error(self) -> ForebayError | None:
+        """What it has failed with, if it has."""
+        error = self.answered.exception() if self.done and not self.answered.cancelled() else None
+        return error if isinstance(error, ForebayError) else None
+
+    def _outcome(self) -> AppendOutcome | None:
+        """What the broker has said of each partition; the error of a call that was repeated has it as its cause."""
+        error = self._error()
+        cause = None if error is None else error.__cause__
+        found = None if error is None else error.append_outcome
+        return found or (cause.append_outcome if isinstance(cause, ForebayError) else None)
 
 
 class AsyncRemoteAck:

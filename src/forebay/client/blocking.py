@@ -127,7 +127,7 @@ class RemoteBatchAck:
 
     @property
     def failures(self) -> Mapping[int, ForebayError]:
-        """Of a failure the broker says no more than `result` raises: partitions are not known one by one."""
+        """The partitions that are known by now to have failed, and why; none where the broker did not say."""
         return self._ack.failures
 
     def result(self, timeout: float | None = None) -> Sequence[OffsetRange]:

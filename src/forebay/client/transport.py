@@ -206,7 +206,8 @@ class CallAttempts:
         return pause
 
     def _refuse(self, error: ForebayError) -> NoReturn:
-        if self._in_doubt is None or not self._call.changes or isinstance(error, UnknownTopic):
+        is_clear = isinstance(error, UnknownTopic) or error.append_outcome is not None
+        if self._in_doubt is None or not self._call.changes or is_clear:
             raise error
         raise Indeterminate(
             f"{self._call} at {self._url}: an attempt may have done it ({self._in_doubt}), and the next one was "
@@ -235,6 +236,9 @@ def _is_for_now(error: ForebayError, *, is_answer: bool) -> bool:
     """Whether the same call may succeed a little later."""
     if isinstance(error, Moved | Full):
         return False
+    if error.append_outcome is not None:
+        # A repeat adds what is missing and nothing else: it may help where one of the partitions may take it later.
+        return any(_is_for_now(failure, is_answer=is_answer) for failure in error.append_outcome.failures.values())
     # A broker that ends may be followed by another one. A log that was closed here stays closed.
     return isinstance(error, Unavailable | Indeterminate) or (is_answer and isinstance(error, Closed))
 

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, Unpack
 
 from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
 from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
-from forebay.errors import Invalid, Moved, Unauthenticated, Unavailable
+from forebay.errors import AppendOutcome, ForebayError, Invalid, Moved, Unauthenticated, Unavailable
 from forebay.format.columns.rows import ColumnBytes
 from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
@@ -131,6 +131,15 @@ class DeleteRecords:
         return await topic.delete_by_offset(self.start, self.stop, self.partition)
 
 
+class TopicCount(NamedTuple):
+    """How many topics there are, and how many of them a caller may know of."""
+
+    at: float
+    """When they were counted, by the time of the loop."""
+    total: int
+    below: int
+
+
 class TopicCache:
     """Handles of topics by name, so that a call finds its topic without waiting. For one event loop."""
 
@@ -175,9 +184,8 @@ class Service:
         self._placement = placement
         self._tokens = tokens
         self._topics = TopicCache(log)
-        self._names: list[TopicName] = []
-        """All topics, as they were counted last."""
-        self._counted_at = float("-inf")
+        self._counted: dict[frozenset[str], TopicCount] = {}
+        """By the prefixes of callers, how many topics there were when they were counted last."""
         self._attaching: dict[tuple[TopicName, str], asyncio.Future[BulkLoad]] = {}
         """Bulk loads that are being attached: a repeated call waits for the same attempt."""
 
@@ -364,12 +372,20 @@ class Service:
         check_may(who, AccessScope.WRITE, name)
 
     async def append(self, who: Principal, name: TopicName, records: AppendRecords) -> Ack | BatchAck:
-        """Append records, those of a partition together; on return every partition has acknowledged its share."""
+        """Append records, those of a partition together; on return every partition has acknowledged its share.
+
+        An error of an append to several partitions has an `append_outcome`.
+        """
         check_may(who, AccessScope.WRITE, name)
         topic = await self._topics.get(name)
         self._check_placed(topic, records.partition)
         ack = await records.queue(topic)
-        await ack
+        try:
+            await ack
+        except ForebayError as error:
+            if isinstance(ack, BatchAck) and len(ack.tickets) > 1:
+                raise error.with_outcome(AppendOutcome(ack.ranges, ack.failures)) from error
+            raise
         return ack
 
     async def readable(self, who: Principal, name: TopicName, partition: int | None = None) -> AsyncTopic:
@@ -533,10 +549,17 @@ class Service:
     async def _check_room_for_topic(self, who: Principal) -> None:
         """`Throttled` if there are as many topics as there may be. Topics are counted once a second at most."""
         now = asyncio.get_running_loop().time()
-        if now - self._counted_at > COUNT_SECONDS:
-            self._names = [spec.name for spec in await self._log.topics()]
-            self._counted_at = now
-        self.quotas.check_topics(total=len(self._names), below=len(listed(who, self._names)))
+        fresh = {prefixes: each for prefixes, each in self._counted.items() if now - each.at <= COUNT_SECONDS}
+        if who.prefixes not in fresh:
+            fresh[who.prefixes] = await self._log.in_thread(partial(self._count_topics, who, now))
+        self._counted = fresh
+        counted = fresh[who.prefixes]
+        self.quotas.check_topics(total=counted.total, below=counted.below)
+
+    def _count_topics(self, who: Principal, now: float) -> TopicCount:
+        """Count all topics. In a thread: there may be a hundred thousand of them."""
+        names = [spec.name for spec in self._log.blocking.topics()]
+        return TopicCount(now, len(names), len(listed(who, names)))
 
     def _check_any(self, who: Principal, name: TopicName) -> None:
         """`Forbidden` unless the caller has some right on the topic."""

@@ -20,7 +20,7 @@ from forebay.blobs import BlobStore
 from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable
+from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable, UnsupportedFormat
 from forebay.export import Exporter, Lag
 from forebay.format.checksum import ContentHash
 from forebay.format.control.frames import Floor
@@ -283,7 +283,7 @@ class ShardHistory:
     def status(self) -> ExportStatus:
         """How far it has come."""
         exporter = self._exporter
-        lag_bytes, lag_since = self._lag()
+        lag_bytes, lag_since, damage = self._lag()
         return ExportStatus(
             exported=exporter.exported,
             behind=exporter.lag(self._wal.files),
@@ -292,23 +292,30 @@ class ShardHistory:
             objects=exporter.objects,
             bytes=exporter.bytes,
             errors=self.errors,
-            error=self.error,
+            error=damage or self.error,
         )
 
-    def _lag(self) -> tuple[int, int | None]:
-        """Bytes of full files that are not history yet, and when the oldest of them was appended to last."""
-        size, times = 0, list[int]()
+    def _lag(self) -> tuple[int, int | None, str | None]:
+        """Bytes of full files that are not history yet, when the oldest of them was appended to last, and what is
+        wrong with the first of them whose index cannot be read: it is left out of both.
+        """
+        size, times, damage = 0, list[int](), None
         for file in self._wal.files.all:
             if file is self._wal.writer.active or file.end == file.start or file.end <= self.exported:
                 continue
             if isinstance(file, SealedFile):
-                size += file.footer.segment_bytes
-                times.append(file.footer.appended_max)
+                try:
+                    footer = file.footer
+                except (Corrupt, UnsupportedFormat, OSError) as error:
+                    damage = damage or f"{file.path}: {error}"
+                    continue
+                size += footer.segment_bytes
+                times.append(footer.appended_max)
             else:
                 size += file.limit
                 times.append(file.header.created)
         # A file without a record has no time.
-        return size, min(filter(None, times), default=None)
+        return size, min(filter(None, times), default=None), damage
 
     def close(self) -> None:
         """Give back what readers held."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from forebay.errors import (
+    AppendOutcome,
     Closed,
     Conflict,
     Corrupt,
@@ -108,6 +109,22 @@ class ErrorBody(msgspec.Struct):
     error: ErrorItem
 
 
+class FailedPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the records of one partition were not appended: as an error of its own."""
+
+    partition: int
+    code: str
+    message: str
+
+
+class OutcomeItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands of an append to several partitions, and what does not, in the detail of its error."""
+
+    ranges: list[tuple[int, int, int]]
+    """Each a partition, the first offset, and how many records."""
+    failures: list[FailedPartition]
+
+
 _DECODER: Final = msgspec.json.Decoder(ErrorBody)
 
 
@@ -125,7 +142,10 @@ def encode_error(error: BaseException, *, private: Iterable[str] = ()) -> SentEr
     row = row_of(type(error))
     if not isinstance(error, ForebayError):
         return SentError(row.status, None, _body(row, "the broker failed: its log says why", {}))
-    detail = {name: _public(value, private) for name, value in error.detail.items() if _is_plain(value)}
+    plain = {name: value for name, value in error.detail.items() if _is_plain(value)}
+    detail = {name: _public(value, private) for name, value in plain.items()}
+    if error.append_outcome is not None:
+        detail["append"] = _outcome_item(error.append_outcome, private)
     after = getattr(error, "retry_after_s", None)
     seconds = math.ceil(RETRY_SECONDS if after is None else after) if row.retries else None
     return SentError(row.status, seconds, _body(row, str(_public(str(error), private)), detail))
@@ -154,7 +174,33 @@ def decode_error(status: int, body: bytes) -> ForebayError:
     for name, value in found.detail.items():
         if name in known and _is_plain(value):
             setattr(error, name, value)
-    return error
+    outcome = _outcome(found.detail.get("append"), error)
+    return error if outcome is None else error.with_outcome(outcome)
+
+
+def _outcome_item(outcome: AppendOutcome, private: Iterable[str]) -> OutcomeItem:
+    failures = [
+        FailedPartition(partition=number, code=row_of(type(error)).code, message=str(_public(str(error), private)))
+        for number, error in sorted(outcome.failures.items())
+    ]
+    return OutcomeItem(ranges=list(outcome.ranges), failures=failures)
+
+
+def _outcome(sent: object, error: ForebayError) -> AppendOutcome | None:
+    """What the detail of an error says of the partitions of an append; `None` if it says nothing of that."""
+    if sent is None:
+        return None
+    try:
+        item = msgspec.convert(sent, OutcomeItem)
+    except msgspec.ValidationError:
+        return None  # of another version, or of another make: the error itself stands
+    failures = {failed.partition: _failed(failed, error) for failed in item.failures}
+    return AppendOutcome(tuple(item.ranges), failures)
+
+
+def _failed(failed: FailedPartition, whole: ForebayError) -> ForebayError:
+    row = _BY_CODE.get(failed.code, _BY_KIND[Indeterminate])
+    return row.kind(failed.message, topic=whole.topic, partition=failed.partition)
 
 
 def _row_of_status(status: int) -> ErrorRow:
@@ -164,9 +210,10 @@ def _row_of_status(status: int) -> ErrorRow:
     return _BY_KIND[Invalid if 400 <= status < 500 else Indeterminate]
 
 
-def _body(row: ErrorRow, message: str, detail: dict[str, Any]) -> bytes:
+def _body(row: ErrorRow, message: str, detail: Mapping[str, Any]) -> bytes:
     # Names of files may hold bytes that are no text: such a message must not fail to be sent.
-    return msgspec.json.encode(ErrorBody(ErrorItem(row.code, message.encode("utf-8", "replace").decode(), detail)))
+    text = message.encode("utf-8", "replace").decode()
+    return msgspec.json.encode(ErrorBody(ErrorItem(row.code, text, dict(detail))))
 
 
 def _is_plain(value: object) -> bool:

@@ -21,6 +21,8 @@ from forebay.workers import AtWork, ItemWorker, Worker
 
 logger = logging.getLogger(__name__)
 
+SYNC_WORKER = "forebay-sync"
+"""What the status of workers calls the thread that syncs."""
 AGE_CHECK_SECONDS = 1.0
 STUCK_SECONDS = 1.0
 """A sync that takes longer is left to its thread: another goes on with the syncs of other shards."""
@@ -91,7 +93,7 @@ class SyncWorker:
         self._watched: dict[str, SegmentShard] = {}
         self._at_work = AtWork()
         self.worker = Worker(
-            "forebay-sync",
+            SYNC_WORKER,
             self.step,
             clock=clock,
             interval_s=AGE_CHECK_SECONDS,
