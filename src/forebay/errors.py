@@ -36,7 +36,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 
-class AppendOutcome(NamedTuple):
+class PartitionOutcomes(NamedTuple):
     """What an append to several partitions came to in each of them."""
 
     ranges: tuple[tuple[int, int, int], ...]
@@ -67,12 +67,12 @@ class ForebayError(Exception):
         return {name: value for name, value in vars(self).items() if value is not None and not name.startswith("_")}
 
     @property
-    def append_outcome(self) -> AppendOutcome | None:
+    def append_outcome(self) -> PartitionOutcomes | None:
         """Of a batch that a broker has appended to several partitions, and not to all: what stands, and what failed."""
-        found: AppendOutcome | None = vars(self).get("_append_outcome")
+        found: PartitionOutcomes | None = vars(self).get("_append_outcome")
         return found
 
-    def with_outcome(self, outcome: AppendOutcome) -> Self:
+    def with_outcome(self, outcome: PartitionOutcomes) -> Self:
         """The same error, which says what stands of the append that it ended."""
         again = copy.copy(self)
         vars(again)["_append_outcome"] = outcome

@@ -34,7 +34,7 @@ from forebay.arguments import (
 from forebay.client.lanes import BY_KEY, ProducerLanes
 from forebay.client.transport import HttpCall, HttpTransport
 from forebay.clock import Clock
-from forebay.errors import AppendOutcome, Conflict, ForebayError, Indeterminate, Invalid, Throttled, Unavailable
+from forebay.errors import Conflict, ForebayError, Indeterminate, Invalid, PartitionOutcomes, Throttled, Unavailable
 from forebay.records import Headers, HeadersLike, OffsetRange
 from forebay.wire import bodies
 from forebay.wire.bodies import MediaType
@@ -235,7 +235,7 @@ class AsyncRemoteBatchAck:
         error = self.answered.exception() if self.done and not self.answered.cancelled() else None
         return error if isinstance(error, ForebayError) else None
 
-    def _outcome(self) -> AppendOutcome | None:
+    def _outcome(self) -> PartitionOutcomes | None:
         """What the broker has said of each partition; the error of a call that was repeated has it as its cause."""
         error = self._error()
         cause = None if error is None else error.__cause__

@@ -16,7 +16,7 @@ from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
 from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
-from forebay.errors import AppendOutcome, ForebayError, Invalid, Moved, Unauthenticated, Unavailable
+from forebay.errors import ForebayError, Invalid, Moved, PartitionOutcomes, Unauthenticated, Unavailable
 from forebay.format.columns.rows import ColumnBytes
 from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
@@ -384,7 +384,7 @@ class Service:
             await ack
         except ForebayError as error:
             if isinstance(ack, BatchAck) and len(ack.tickets) > 1:
-                raise error.with_outcome(AppendOutcome(ack.ranges, ack.failures)) from error
+                raise error.with_outcome(PartitionOutcomes(ack.ranges, ack.failures)) from error
             raise
         return ack
 

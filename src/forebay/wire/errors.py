@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from forebay.errors import (
-    AppendOutcome,
     Closed,
     Conflict,
     Corrupt,
@@ -29,6 +28,7 @@ from forebay.errors import (
     Invalid,
     Moved,
     NotReady,
+    PartitionOutcomes,
     Throttled,
     TooLarge,
     Unauthenticated,
@@ -178,7 +178,7 @@ def decode_error(status: int, body: bytes) -> ForebayError:
     return error if outcome is None else error.with_outcome(outcome)
 
 
-def _outcome_item(outcome: AppendOutcome, private: Iterable[str]) -> OutcomeItem:
+def _outcome_item(outcome: PartitionOutcomes, private: Iterable[str]) -> OutcomeItem:
     failures = [
         FailedPartition(partition=number, code=row_of(type(error)).code, message=str(_public(str(error), private)))
         for number, error in sorted(outcome.failures.items())
@@ -186,7 +186,7 @@ def _outcome_item(outcome: AppendOutcome, private: Iterable[str]) -> OutcomeItem
     return OutcomeItem(ranges=list(outcome.ranges), failures=failures)
 
 
-def _outcome(sent: object, error: ForebayError) -> AppendOutcome | None:
+def _outcome(sent: object, error: ForebayError) -> PartitionOutcomes | None:
     """What the detail of an error says of the partitions of an append; `None` if it says nothing of that."""
     if sent is None:
         return None
@@ -195,7 +195,7 @@ def _outcome(sent: object, error: ForebayError) -> AppendOutcome | None:
     except msgspec.ValidationError:
         return None  # of another version, or of another make: the error itself stands
     failures = {failed.partition: _failed(failed, error) for failed in item.failures}
-    return AppendOutcome(tuple(item.ranges), failures)
+    return PartitionOutcomes(tuple(item.ranges), failures)
 
 
 def _failed(failed: FailedPartition, whole: ForebayError) -> ForebayError:
