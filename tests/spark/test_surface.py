@@ -35,7 +35,8 @@ SIGNATURES: Final = {
     ),
     "compact": f"{_JOB}{_TOPICS}rules: Rules | None = None, wait_s: float = 0.0, {_ENDS}",
     "lake": (
-        f"{_JOB}topic: str, *, table: str | None = None, directory: str | None = None, format: str = json, "
+        f"{_JOB}topic: str, *, table: str | None = None, table_format: str = iceberg, directory: str | None = None, "
+        "format: str = json, "
         f"schema: str | None = None, commit_records: int = 5000000, fail_on_data_loss: bool = True, {_ENDS}"
     ),
     "migrate": f"{_JOB}to: Location, {_TOPICS}remove_old: bool = False, {_ENDS}",
@@ -44,7 +45,7 @@ SIGNATURES: Final = {
     "pipelines.run": "(spark: SparkSession, file: str, location: Mapping[str, str] | None = None) -> RunReport",
     "profile": f"{_JOB}{_TOPICS}html: str | None = None, resume: str | None = None, {_ENDS}",
     "read": _FRAME,
-    "register": "(location: Location, topic: str, *, dry_run: bool = False) -> JobReport",
+    "register": "(location: Location, topic: str, *, table_format: str = iceberg, dry_run: bool = False) -> JobReport",
     "reindex": f"{_JOB}{_TOPICS}{_ENDS}",
     "scrub": f"{_JOB}{_TOPICS}quick: bool = False, repair: bool = False, notes: str | None = None, {_ENDS}",
     "session": (

@@ -36,6 +36,7 @@ SettingsOption = Annotated[
     str | None,
     typer.Option("--settings", metavar="FILE", help="Settings in YAML.", show_default=False),
 ]
+TableFormatOption = Annotated[str, typer.Option(help="What kind of table it is: iceberg or delta.")]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 AssignmentsOption = Annotated[

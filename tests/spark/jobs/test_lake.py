@@ -200,11 +200,11 @@ def test_json_into_a_delta_table_by_its_path(
     second, third = run(), run()
     with pytest.raises(Invalid, match=f"column id of the table {out} is long, and the rows have string"):
         run("id STRING")
-    run(f"{SCHEMA}, note STRING")
 
     figures = [(report.figures["commits"], report.figures["offsets"]) for report in (first, second, third)]
     assert figures == [(2, 40), (1, 20), (0, 0)]
     _check(_table_rows(path, out, "delta"), orders)
+    run(f"{SCHEMA}, note STRING")
     assert next(delta_table(path, out).commits()) == {0: [(20, 30)], 1: [(20, 30)]}
     read = look_up_delta(location, out)
     assert read is not None

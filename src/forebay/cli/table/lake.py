@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.jobs import Job, job_command
-from forebay.cli.options import TopicArgument
+from forebay.cli.options import TableFormatOption, TopicArgument
 from forebay.cli.pipeline import app as pipeline
 from forebay.cli.table import app
 
@@ -28,6 +28,7 @@ SchemaOption = Annotated[
         'forebay table lake shop/orders --table shop.orders_typed --schema "id BIGINT, total DOUBLE"',
         "forebay table lake shop/orders --to lake/orders --schema orders.ddl --dry-run",
         "forebay table lake shop/orders --table shop.orders_typed --format avro --schema order.avsc",
+        "forebay table lake shop/orders --table lake/orders --table-format delta --schema orders.ddl",
     ],
     formerly=pipeline,
 )
@@ -37,8 +38,13 @@ def lake(
     name: TopicArgument,
     table: Annotated[
         str | None,
-        typer.Option(metavar="NAMESPACE.NAME", help="An Iceberg table; made if there is none.", show_default=False),
+        typer.Option(
+            metavar="NAMESPACE.NAME",
+            help="A table, made if there is none; one of Delta may also be named by its path or address.",
+            show_default=False,
+        ),
     ] = None,
+    table_format: TableFormatOption = "iceberg",
     to: Annotated[
         str | None, typer.Option(metavar="DIR", help="A directory of Parquet files instead.", show_default=False)
     ] = None,
@@ -62,6 +68,7 @@ def lake(
             job.location,
             name,
             table=table,
+            table_format=table_format,
             directory=to,
             format=value_format,
             schema=schema,
