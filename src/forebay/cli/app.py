@@ -7,7 +7,23 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli import conformance, consume, du, dump, group, records, repair, router, serve, shard, token, top, verify
+from forebay.cli import (
+    conformance,
+    consume,
+    deadletter,
+    du,
+    dump,
+    group,
+    records,
+    repair,
+    router,
+    serve,
+    shard,
+    subscription,
+    token,
+    top,
+    verify,
+)
 from forebay.cli.commands import root
 from forebay.cli.doctor import command as doctor
 from forebay.cli.history import backfill, compact, migrate, profile, reindex, scrub
@@ -36,6 +52,7 @@ MODULES = (
     *(run_declared, plan),
     *(backfill, compact, migrate, profile, reindex, scrub),
     *(lake, register),
+    *(subscription, deadletter),
     *(router, token, serve, top, conformance),
 )
 

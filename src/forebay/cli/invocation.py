@@ -102,7 +102,7 @@ class Invocation:
         """The topics to read from, or this topic: those of the broker, or of the directory beside its owner."""
         if self.url is not None:
             return self._connected(self.url)
-        return self.reader() if name is None else self._reader_of(name)
+        return self.reader() if name is None else self.reader_of(name)
 
     def writing(self, *, create: bool = False) -> Log:
         """The topics to change: those of the broker, or of the directory, opened for this process alone."""
@@ -119,7 +119,7 @@ class Invocation:
 
         return Storage.open(self.directory, self.settings, read_only=True, disk=self.disk)
 
-    def _reader_of(self, name: str) -> Storage:
+    def reader_of(self, name: str) -> Storage:
         """The directory opened to read this topic: beside its owner, unless only one process can open its engine."""
         from forebay.topics import Engine, TopicName
 

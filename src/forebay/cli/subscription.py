@@ -1,0 +1,298 @@
+"""`forebay subscription`: readers whose records are delivered, acknowledged one by one, and delivered again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli.commands import command, group
+from forebay.cli.consume import OutputFormat, Printer
+from forebay.cli.failures import complain
+from forebay.cli.interruptions import Interrupted
+from forebay.cli.invocation import Invocation
+from forebay.cli.options import AsJson, CountOption, OneTopic, PartitionOption, TopicArgument, YesOption
+from forebay.cli.terminal import confirm, flush, readable_time, say, say_json, say_table
+from forebay.errors import Invalid
+from forebay.wire.positions import parse_start
+
+if TYPE_CHECKING:
+    from forebay.records import SubscriptionLag
+    from forebay.topics import SubscriptionOptions, SubscriptionSpec
+
+app = group("subscription", help="Create, list, show, pause, resume, move, consume and delete subscriptions.")
+
+Name = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The name of the subscription.")]
+ModeOption = Annotated[str, typer.Option(help="exclusive, failover, shared or key-shared.")]
+FromOption = Annotated[str, typer.Option("--from", metavar="PLACE", help="earliest, latest, an offset or a time.")]
+WindowOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Offsets that a partition is delivered ahead [default: 4000].", show_default=False),
+]
+AckTimeoutOption = Annotated[
+    int | None,
+    typer.Option(metavar="MS", help="When an unanswered record comes again [default: 30000].", show_default=False),
+]
+BackoffMinOption = Annotated[
+    int | None, typer.Option(metavar="MS", help="The delay after a first nack [default: 1000].", show_default=False)
+]
+BackoffMaxOption = Annotated[
+    int | None, typer.Option(metavar="MS", help="What doubling it ends at [default: 60000].", show_default=False)
+]
+DeliveriesOption = Annotated[
+    int | None, typer.Option(metavar="N", help="How often a record is delivered.", show_default=False)
+]
+OnSpentOption = Annotated[
+    str | None,
+    typer.Option(metavar="POLICY", help="Then: block (the default), drop or dead-letter.", show_default=False),
+]
+DeadLetterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOPIC", help="Where dead letters go [default: TOPIC.SUBSCRIPTION.dead_letters].", show_default=False
+    ),
+]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on with records as they come.")]
+NackOption = Annotated[bool, typer.Option("--nack", help="Refuse each record, so that it comes again.")]
+ErrorOption = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="With --nack: why, for the dead letter.", show_default=False)
+]
+FormatOption = Annotated[OutputFormat, typer.Option("--format", help="As for consume.")]
+TAKEN_AT_ONCE = 100
+WAIT_S = 0.5
+
+
+@command(
+    app,
+    "create",
+    examples=[
+        "forebay subscription create shop/orders billing --mode shared --from earliest",
+        "forebay subscription create shop/orders mails --deliveries-max 5 --on-spent dead-letter",
+    ],
+)
+def create(
+    run: Invocation,
+    *,
+    topic: TopicArgument,
+    name: Name,
+    mode: ModeOption = "exclusive",
+    start: FromOption = "latest",
+    window: WindowOption = None,
+    ack_timeout_ms: AckTimeoutOption = None,
+    backoff_min_ms: BackoffMinOption = None,
+    backoff_max_ms: BackoffMaxOption = None,
+    deliveries_max: DeliveriesOption = None,
+    on_spent: OnSpentOption = None,
+    dead_letter_topic: DeadLetterOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a subscription, or find one that is as these options say. Its first records are those from --from on."""
+    position = parse_start(start)
+    options: SubscriptionOptions = {"mode": mode.replace("-", "_")}
+    given: dict[str, Any] = {
+        "window_records_max": window,
+        "ack_timeout_ms": ack_timeout_ms,
+        "backoff_min_ms": backoff_min_ms,
+        "backoff_max_ms": backoff_max_ms,
+        "deliveries_max": deliveries_max,
+        "on_spent": None if on_spent is None else on_spent.replace("-", "_"),
+        "dead_letter_topic": dead_letter_topic,
+    }
+    options.update({option: value for option, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+    with run.writer() as log:
+        spec = log.topic(topic).subscribe(name, start=position, **options).spec
+    if as_json:
+        say_json(_item(spec))
+    else:
+        say(f"{spec.namespace}/{spec.topic} has the subscription {spec.name}, {spec.mode}")
+
+
+@command(app, "list", examples=["forebay subscription list", "forebay subscription list shop/orders --json"])
+def list_subscriptions(run: Invocation, *, topic: OneTopic = None, as_json: AsJson = False) -> None:
+    """List the subscriptions of a topic, or of all topics."""
+    with run.reader() as log:
+        names = [str(spec.name) for spec in log.topics()] if topic is None else [topic]
+        found = [spec for name in names for spec in log.topic(name).subscriptions()]
+    if as_json:
+        for spec in found:
+            say_json(_item(spec))
+    elif found:
+        rows = [
+            (f"{spec.namespace}/{spec.topic}", spec.name, spec.mode, "paused" if spec.is_paused else "", _limit(spec))
+            for spec in found
+        ]
+        say_table(("topic", "name", "mode", "", "deliveries"), rows)
+
+
+@command(
+    app, "show", examples=["forebay subscription show shop/orders billing", "forebay subscription show t s --json"]
+)
+def show(run: Invocation, *, topic: TopicArgument, name: Name, as_json: AsJson = False) -> None:
+    """Show a subscription: how it delivers, how far it is stored in each partition, and how much is not done."""
+    with run.reader_of(topic) as log:
+        subscription = log.topic(topic).subscription(name)
+        spec, lags = subscription.spec, subscription.lag()
+    if as_json:
+        say_json({**_item(spec), "partitions": [_lag_item(lag) for lag in lags]})
+        return
+    rows: list[tuple[object, ...]] = [
+        ("topic", f"{spec.namespace}/{spec.topic}"),
+        ("mode", spec.mode),
+        ("state", "paused" if spec.is_paused else "active"),
+        ("deliveries", _limit(spec)),
+        ("ack time-out", f"{spec.ack_timeout_ms / 1000:g} s"),
+        ("created", readable_time(spec.created_at)),
+    ]
+    say_table((spec.name, ""), rows)
+    say_table(
+        ("partition", "cursor", "done above", "end", "lag"),
+        [(lag.partition, lag.cursor, lag.done_above, lag.end, lag.lag) for lag in lags],
+    )
+
+
+@command(app, "pause", examples=["forebay subscription pause shop/orders billing"])
+def pause(run: Invocation, *, topic: TopicArgument, name: Name) -> None:
+    """Have a subscription deliver nothing until it is resumed."""
+    with run.writer() as log:
+        log.topic(topic).subscription(name).pause()
+    say(f"{name} is paused")
+
+
+@command(app, "resume", examples=["forebay subscription resume shop/orders billing"])
+def resume(run: Invocation, *, topic: TopicArgument, name: Name) -> None:
+    """Have a subscription go on after a pause."""
+    with run.writer() as log:
+        log.topic(topic).subscription(name).resume()
+    say(f"{name} goes on")
+
+
+@command(
+    app,
+    "seek",
+    examples=[
+        "forebay subscription seek shop/orders billing --to earliest",
+        "forebay subscription seek shop/orders billing --to 2031-05-06T00:00:00Z --partition 2",
+    ],
+)
+def seek(
+    run: Invocation,
+    *,
+    topic: TopicArgument,
+    name: Name,
+    to: Annotated[str, typer.Option(metavar="PLACE", help="earliest, latest, an offset or a time.")],
+    partition: PartitionOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a subscription go on at another place, also an earlier one. What was acknowledged there is forgotten."""
+    position = parse_start(to, "--to")
+    with run.writer() as log:
+        standing = log.topic(topic).subscription(name).seek(position, partition=partition)
+    for number, offset in standing.items():
+        if as_json:
+            say_json({"subscription": name, "topic": topic, "partition": number, "offset": offset})
+        else:
+            say(f"{name} stands at {offset} in {topic}[{number}]")
+
+
+@command(app, "peek", examples=["forebay subscription peek shop/orders billing --count 3 --format table"])
+def peek(
+    run: Invocation,
+    *,
+    topic: TopicArgument,
+    name: Name,
+    count: CountOption = None,
+    partition: PartitionOption = None,
+    output: FormatOption = OutputFormat.VALUE,
+) -> None:
+    """Show the first records that are not done, without taking them."""
+    with run.reader_of(topic) as log:
+        handle = log.topic(topic)
+        records = handle.subscription(name).peek(_checked(count, 10), partition=partition)
+        printer = Printer(handle, output, fail_on_loss=False)
+        for record in records:
+            printer.record(record)
+
+
+@command(
+    app,
+    "consume",
+    examples=[
+        "forebay subscription consume shop/orders billing",
+        "forebay subscription consume shop/orders billing --follow --format json",
+        "forebay subscription consume shop/orders billing --count 10 --nack",
+    ],
+)
+def consume(
+    run: Invocation,
+    *,
+    topic: TopicArgument,
+    name: Name,
+    count: CountOption = None,
+    follow: FollowOption = False,
+    nack: NackOption = False,
+    error: ErrorOption = None,
+    output: FormatOption = OutputFormat.VALUE,
+) -> None:
+    """Take records that are due, write them, and acknowledge each once it is written.
+
+    Ends when nothing more is due, or after --count; with --follow by Ctrl-C.
+    """
+    if error is not None and not nack:
+        raise Invalid("--error says why a record is refused: add --nack")
+    left = None if count is None else _checked(count, 1)
+    with run.writer() as log, run.interruptions.heeded():
+        handle = log.topic(topic)
+        printer = Printer(handle, output, fail_on_loss=False)
+        with handle.subscription(name).consumer("forebay subscription consume") as consumer:
+            try:
+                while left != 0:
+                    taken = consumer.take(min(left or TAKEN_AT_ONCE, TAKEN_AT_ONCE), wait_s=WAIT_S)
+                    if not taken and not follow:
+                        break
+                    for delivered in taken:
+                        printer.record(delivered.record)
+                    # Written first: a record whose reader went away is delivered again.
+                    flush()
+                    _ = consumer.nack(*taken, error=error) if nack else consumer.ack(*taken)
+                    left = None if left is None else left - len(taken)
+            except Interrupted:
+                say("stopped")
+            if consumer.lost:
+                complain(f"{consumer.lost} offsets of {handle.name} came too fast and were delivered to no consumer")
+
+
+@command(app, "delete", examples=["forebay subscription delete shop/orders billing --yes"])
+def delete(run: Invocation, *, topic: TopicArgument, name: Name, yes: YesOption = False) -> None:
+    """Remove a subscription with its place. Its dead letters stay."""
+    with run.writer() as log:
+        subscription = log.topic(topic).subscription(name)
+        confirm(f"the subscription {name} of {topic}", yes=yes)
+        subscription.delete()
+    say(f"{name} is deleted")
+
+
+def _checked(count: int | None, default: int) -> int:
+    if count is not None and count < 1:
+        raise Invalid(f"--count is {count}; give 1 or more")
+    return default if count is None else count
+
+
+def _limit(spec: SubscriptionSpec) -> str:
+    """How often a record is delivered, and what becomes of it then."""
+    if spec.deliveries_max is None:
+        return "any number"
+    to = "" if spec.dead_letter_topic is None else f" to {spec.dead_letter_topic}"
+    return f"{spec.deliveries_max}, then {spec.on_spent}{to}"
+
+
+def _item(spec: SubscriptionSpec) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(spec)
+    del found["namespace"], found["is_ending"]
+    return found | {"topic": f"{spec.namespace}/{spec.topic}"}
+
+
+def _lag_item(lag: SubscriptionLag) -> dict[str, Any]:
+    """What the stored cursor says: what a consumer holds, its own process alone knows."""
+    return {name: getattr(lag, name) for name in ("partition", "cursor", "done_above", "end", "lag")}

@@ -1,0 +1,112 @@
+"""`forebay subscription` and `forebay deadletter`, from the first record to the last dead letter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forebay
+from tests.cli.rig import Shell, one_line
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    with forebay.open(str(tmp_path / "log")) as log:
+        log.create_topic("shop/orders").append_many([b"%d" % number for number in range(4)])
+        log.create_topic("shop/repaired")
+    return Shell(tmp_path / "log")
+
+
+def lag(shell: Shell, name: str) -> int:
+    (shown,) = shell.ok("subscription", "show", "shop/orders", name, "--json").items
+    return int(shown["partitions"][0]["lag"])
+
+
+def test_a_subscription_from_its_creation_to_its_end(shell: Shell) -> None:
+    made = shell.ok("subscription", "create", "shop/orders", "billing", "--mode", "key-shared", "--from", "earliest")
+    assert made.out == "shop/orders has the subscription billing, key_shared\n"
+    assert "billing" in shell.ok("subscription", "list").out
+    assert [item["mode"] for item in shell.ok("subscription", "list", "shop/orders", "--json").items] == ["key_shared"]
+    assert shell.ok("subscription", "peek", "shop/orders", "billing", "--count", "2").out == "0\n1\n"
+
+    assert shell.ok("subscription", "consume", "shop/orders", "billing", "--count", "3").out == "0\n1\n2\n"
+    assert lag(shell, "billing") == 1
+    shell.ok("subscription", "seek", "shop/orders", "billing", "--to", "2")
+    shell.ok("subscription", "pause", "shop/orders", "billing")
+    assert shell.ok("subscription", "consume", "shop/orders", "billing").out == ""
+    assert "paused" in shell.ok("subscription", "show", "shop/orders", "billing").out
+    shell.ok("subscription", "resume", "shop/orders", "billing")
+    assert shell.ok("subscription", "consume", "shop/orders", "billing").out == "2\n3\n"
+    shell.ok("subscription", "delete", "shop/orders", "billing", "--yes")
+
+    assert shell.ok("subscription", "list").out == ""
+
+
+def test_dead_letters_are_listed_shown_replayed_and_purged(shell: Shell) -> None:
+    words = ["--from", "earliest", "--deliveries-max", "1", "--on-spent", "dead-letter"]
+    shell.ok("subscription", "create", "shop/orders", "mails", *words)
+    assert (
+        shell.ok("subscription", "consume", "shop/orders", "mails", "--nack", "--error", "bounced").out
+        == "0\n1\n2\n3\n"
+    )
+
+    listed = shell.ok("deadletter", "list", "shop/orders", "mails").out
+    assert "0:0" in listed and "shop/orders[0]@3" in listed and "bounced" in listed
+    dead = "shop/orders.mails.dead_letters"
+    items = shell.ok("deadletter", "list", dead, "--json").items
+    assert [(item["letter"], item["record"]["value"], item["reason"]) for item in items][:2] == [
+        ("0:0", "0", "nack"),
+        ("0:1", "1", "nack"),
+    ]
+    assert "bounced" in shell.ok("deadletter", "show", "shop/orders", "mails", "--letter", "0:1").out
+    assert (
+        shell.ok("deadletter", "replay", "shop/orders", "mails", "--letter", "0:1").out
+        == f"{dead}: 1 dead letters replayed\n"
+    )
+    assert shell.ok("consume", "shop/orders", "--from", "4", "--partition", "0").out == "1\n"
+    moved = shell.ok(
+        "deadletter", "replay", dead, "--letter", "0:0", "--letter", "0:1", "--to", "shop/repaired", "--json"
+    )
+    assert moved.items == [{"topic": dead, "replayed": 1}]
+    assert shell.ok("consume", "shop/repaired").out == "0\n"
+    assert (
+        shell.ok("deadletter", "purge", "shop/orders", "mails", "--all", "--yes").out
+        == f"{dead}: 2 dead letters purged\n"
+    )
+    assert shell.ok("deadletter", "list", "shop/orders", "mails").out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["subscription", "show", "shop/orders", "none"], "no subscription none"),
+        (["subscription", "create", "shop/orders", "s", "--mode", "both"], "cannot be so"),
+        (["subscription", "consume", "shop/orders", "s", "--error", "x"], "add --nack"),
+        (["subscription", "peek", "shop/orders", "s", "--count", "0"], "give 1 or more"),
+        (["deadletter", "replay", "shop/orders"], "--letter PARTITION:OFFSET, or --all"),
+        (["deadletter", "replay", "shop/orders", "--all", "--letter", "0:1"], "or --all"),
+        (["deadletter", "show", "shop/orders", "--letter", "17"], "as 0:17"),
+        (["deadletter", "list", "shop/orders", "none"], "no subscription none"),
+    ],
+)
+def test_what_is_wrong_is_one_line(shell: Shell, words: list[str], said: str) -> None:
+    result = shell.run(*words)
+
+    assert result.code == 2
+    assert one_line(result.err) and said in result.err
+
+
+def test_the_dispatch_of_a_topic_is_chosen_shown_and_altered(shell: Shell) -> None:
+    shell.ok("topic", "create", "ticker", "--dispatch", "non-reliable")
+    assert "at most once" in shell.ok("topic", "show", "ticker").out
+    shell.ok("subscription", "create", "ticker", "screen")
+
+    refused = shell.run("topic", "alter", "ticker", "--dispatch", "reliable")
+    assert refused.code == 3 and one_line(refused.err) and "screen" in refused.err
+
+    shell.ok("subscription", "delete", "ticker", "screen", "--yes")
+    (item,) = shell.ok("topic", "alter", "ticker", "--dispatch", "reliable", "--json").items
+    assert item["dispatch"] == "reliable"
