@@ -289,6 +289,12 @@ class WindowMachine(RuleBasedStateMachine):
         """What is in the window; `None` for what is done."""
         self.cursor = 0
         self.now = 0
+        self.had: set[int] = set()
+        """Offsets that have a record."""
+        self.stored: tuple[int, OffsetSet, dict[int, int]] = (0, OffsetSet(), {})
+        """The cursor record."""
+        self.sent: list[int] = []
+        """Offsets of dead letters, in the order in which they arrived."""
 
     @property
     def end(self) -> int:
@@ -313,6 +319,8 @@ class WindowMachine(RuleBasedStateMachine):
         stop = min(at, self.cursor + self.limits.records_max)
         for offset in range(self.end, stop):
             self.plain[offset] = Plain(slot_of[offset]) if offset in slot_of else None
+            if offset in slot_of:
+                self.had.add(offset)
         self._trim()
 
         end = self.window.offer(ranges, at, np.array(slots, np.uint16) if self.by_key else None)
@@ -438,6 +446,66 @@ class WindowMachine(RuleBasedStateMachine):
         self.window = Window(cursor, self.limits, acked=acked, attempts=attempts)
         self.window.offer([(offset, offset + 1) for offset in present], end)
 
+    # Dead letters
+
+    @rule(count=st.integers(1, 3))
+    def send(self, count: int) -> None:
+        """Spent records go to the dead-letter topic, those that have nothing unfinished before them."""
+        leading = []
+        for offset, record in self.plain.items():
+            if record is not None and record.state != "spent":
+                break
+            if record is not None:
+                leading.append(offset)
+
+        assert self.window.leading_spent() == leading
+        for offset in leading[:count]:
+            assert not self.sent or offset > self.sent[-1], "a dead letter is sent twice, or out of order"
+            self.sent.append(offset)
+            self.plain[offset] = None
+        self._trim()
+        assert self.window.finish(leading[:count]) == len(leading[:count])
+
+    @rule(ahead=st.integers(-2, 5))
+    def skip(self, ahead: int) -> None:
+        """A slow consumer of a lossy topic goes on further ahead."""
+        stop = self.cursor + ahead
+        unheld = [
+            offset
+            for offset in range(self.cursor, stop)
+            if offset >= self.end or ((record := self.plain[offset]) is not None and record.state != "held")
+        ]
+        self._skip_to(stop)
+
+        assert self.window.skip_to(stop) == len(unheld)
+
+    @rule()
+    def store(self) -> None:
+        self.stored = self.window.cursor, self.window.acked(), self.window.attempts(64)
+
+    @precondition(lambda self: not self.by_key)
+    @rule()
+    def crash(self) -> None:
+        """Another process goes on by an older cursor record; the dead-letter topic says how far this one had come."""
+        cursor, acked, attempts = self.stored
+        end = min(self.end, cursor + self.limits.records_max)
+        self.cursor, self.plain = cursor, {}
+        for offset in range(cursor, end):
+            if offset in self.had and offset not in acked:
+                self.plain[offset] = record = Plain(KEYLESS, "held", attempts.get(offset, 0))
+                self._end(record)
+            else:
+                self.plain[offset] = None
+        present = [offset for offset, record in self.plain.items() if record is not None]
+        self._trim()
+        if not self.plain:
+            self.cursor = max(end, cursor)
+        self.window = Window(cursor, self.limits, acked=acked, attempts=attempts)
+        self.window.offer([(offset, offset + 1) for offset in present], end)
+        stop = max(self.sent, default=-1) + 1
+        self._skip_to(stop)
+        self.window.skip_to(stop)
+
     # What holds at all times
 
     @invariant()
@@ -445,10 +513,11 @@ class WindowMachine(RuleBasedStateMachine):
         states = [record.state for record in self.plain.values() if record is not None]
         assert (self.window.cursor, self.window.end) == (self.cursor, self.end)
         assert self.window.counts == tuple(states.count(state) for state in ("ready", "held", "delayed", "spent"))
-        assert list(self.window.acked()) == [offset for offset, record in self.plain.items() if record is None]
+        above = [offset for offset in self.window.acked() if offset < self.end]
+        assert above == [offset for offset, record in self.plain.items() if record is None]
         spent = [offset for offset, record in self.plain.items() if record is not None and record.state == "spent"]
         assert self.window.spent() == spent
-        assert self.window.attempts(64) == {
+        assert {offset: count for offset, count in self.window.attempts(64).items() if offset < self.end} == {
             offset: record.attempts for offset, record in self.plain.items() if record is not None and record.attempts
         }
         for consumer in (A, B, C):
@@ -494,6 +563,13 @@ class WindowMachine(RuleBasedStateMachine):
             else:
                 record.state = "ready"
         return len(over)
+
+    def _skip_to(self, stop: int) -> None:
+        for offset in range(self.cursor, min(stop, self.end)):
+            self.plain[offset] = None
+        self._trim()
+        if not self.plain:
+            self.cursor = max(self.cursor, stop)
 
     def _trim(self) -> None:
         while self.plain and self.plain[self.cursor] is None:

@@ -50,10 +50,10 @@ def list_letters(
     run: Invocation, *, topic: Topic, name: Name = None, count: CountOption = None, as_json: AsJson = False
 ) -> None:
     """List dead letters: where each lies and comes from, how often it was delivered, and why it is there."""
+    if count is not None and count < 1:
+        raise Invalid(f"--count is {count}; give 1 or more")
     with run.reader_of(topic) as log:
         letters = _letters(log, topic, name)
-        if count is not None and count < 1:
-            raise Invalid(f"--count is {count}; give 1 or more")
         found = letters.letters(100 if count is None else count)
     if as_json:
         for letter in found:

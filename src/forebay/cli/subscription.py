@@ -205,9 +205,10 @@ def peek(
     output: FormatOption = OutputFormat.VALUE,
 ) -> None:
     """Show the first records that are not done, without taking them."""
+    wanted = _checked(count, 10)
     with run.reader_of(topic) as log:
         handle = log.topic(topic)
-        records = handle.subscription(name).peek(_checked(count, 10), partition=partition)
+        records = handle.subscription(name).peek(wanted, partition=partition)
         printer = Printer(handle, output, fail_on_loss=False)
         for record in records:
             printer.record(record)
