@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -87,6 +87,8 @@ class Setting:
     type: Any
     default: object
     meta: Meta
+    declared: Any
+    """The type together with the bounds: what a value is checked by."""
 
     @property
     def path(self) -> str:
@@ -128,7 +130,7 @@ class Setting:
         if isinstance(value, str) and not strict:
             value = _parted(value, get_origin(self.type))
         try:
-            return msgspec.convert(value, Annotated[self.type, self.meta], strict=strict)
+            return msgspec.convert(value, self.declared, strict=strict)
         except msgspec.ValidationError as error:
             allowed = f"{self.range} {self.unit}".rstrip()
             given = HIDDEN if self.secret else shown(value)
@@ -141,9 +143,12 @@ def settings_of(kind: type[SettingsGroup]) -> tuple[Setting, ...]:
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for field in msgspec.structs.fields(kind):
-        declared, meta = get_args(hints[field.name])
+        declared = hints[field.name]
+        plain, meta = get_args(declared)
         default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
-        found.append(Setting(group=kind.group, name=field.name, type=declared, default=default, meta=meta))
+        found.append(
+            Setting(group=kind.group, name=field.name, type=plain, default=default, meta=meta, declared=declared)
+        )
     return tuple(found)
 
 

@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 ROTATE_ATTEMPTS = 20
 LOAD_POLL_SECONDS = 0.05
+_USUAL = Settings()
+"""Of a log alone: it has no settings of its own."""
 
 
 @dataclass(slots=True)
@@ -392,7 +394,7 @@ class SegmentShard:
         logger.log(logging.INFO if is_sound else logging.WARNING, "%s: epoch %d, %s", ref, epoch, decision)
         sealer = Sealer(disk, settings, zstd_level)
         if around is None:
-            return cls(ref, wal, sealer, decision, epoch, past=NoHistory(), before=before, settings=Settings())
+            return cls(ref, wal, sealer, decision, epoch, past=NoHistory(), before=before, settings=_USUAL)
         # A gap that is in the catalog reaches up to where the log begins.
         end = decision.next_offset if decision.source is NextSource.CATALOG else here.frontier
         past = OwnedHistory(around, ref, epoch, disk=disk, clock=clock, end=end)
