@@ -24,13 +24,14 @@ from forebay import EARLIEST, SpentReason
 from forebay.storage.cursors import Cursors, Reader
 from forebay.storage.topic import Topic
 from forebay.subscriptions.dispatch import Dispatch
+from tests.support.soak import SOAK
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
 POISON = {b"1", b"2", b"4", b"7"}
 COUNT = 9
-KILLS = 100 if os.environ.get("FOREBAY_SOAK") else 3
+KILLS = 100 if SOAK else 3
 Call = tuple[type, str]
 
 
