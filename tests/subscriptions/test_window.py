@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random  # noqa: TID251  # seeded: the same run again
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -583,41 +584,53 @@ class KeyedMachine(WindowMachine):
     by_key = True
 
 
+class HastyMachine(WindowMachine):
+    """The same, where a record is delivered once and is spent then."""
+
+    limits = WindowLimits(records_max=12, ack_timeout_ms=20, backoff_min_ms=3, backoff_max_ms=8, deliveries_max=1)
+
+
+TestHastyWindow = HastyMachine.TestCase
+TestHastyWindow.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 TestWindow = WindowMachine.TestCase
 TestWindow.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 TestKeyedWindow = KeyedMachine.TestCase
 TestKeyedWindow.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
-@pytest.mark.parametrize("machine", [WindowMachine, KeyedMachine])
+def step_of(it: WindowMachine, chance: random.Random) -> None:
+    """One step, most often that consumers take and acknowledge."""
+    consumer = chance.choice([A, B, C])
+    which = {number for number in range(13) if chance.random() < 0.4}
+    runs = [(chance.choice([0, 0, 0, 2]), chance.randint(1, 4)) for _ in range(2)]
+    slots = [chance.choice([0, 1, 2, KEYLESS]) for _ in range(5)]
+    steps: list[tuple[int, Callable[[], None]]] = [
+        (6, lambda: it.offer(runs, slots)),
+        (9, lambda: it.take(consumer, chance.randint(1, 4))),
+        (6, lambda: it.ack(consumer, which)),
+        (1, lambda: it.ack_up_to(consumer, chance.randint(0, 4))),
+        (4, lambda: it.nack(consumer, which, chance.choice([None, 0, 5]))),
+        (1, lambda: it.give_back(consumer, which)),
+        (1, lambda: it.leave(consumer)),
+        (4, lambda: it.stall(chance.randint(1, 6))),
+        (3, lambda: it.send(chance.randint(1, 3))),
+        (1, it.store),
+        (1, lambda: it.skip(chance.randint(-1, 3))),
+    ]
+    if not it.by_key:
+        steps += [(1, it.restart), (1, it.crash)]
+    (chosen,) = chance.choices([step for _, step in steps], [weight for weight, _ in steps])
+    chosen()
+
+
+@pytest.mark.parametrize("machine", [WindowMachine, KeyedMachine, HastyMachine])
 def test_consumers_come_and_go_stall_and_die(machine: type[WindowMachine]) -> None:
     """Long schedules: consumers take and acknowledge most of the time, and something else happens now and then."""
     for seed in range(12):
         chance = random.Random(seed)
         it = machine()
         for _ in range(150):
-            consumer = chance.choice([A, B, C])
-            which = {number for number in range(13) if chance.random() < 0.4}
-            step = chance.choices(range(9), [6, 9, 6, 1, 4, 1, 1, 4, 1])[0]
-            if step == 0:
-                runs = [(chance.choice([0, 0, 0, 2]), chance.randint(1, 4)) for _ in range(2)]
-                it.offer(runs, [chance.choice([0, 1, 2, KEYLESS]) for _ in range(5)])
-            elif step == 1:
-                it.take(consumer, chance.randint(1, 4))
-            elif step == 2:
-                it.ack(consumer, which)
-            elif step == 3:
-                it.ack_up_to(consumer, chance.randint(0, 4))
-            elif step == 4:
-                it.nack(consumer, which, chance.choice([None, 0, 5]))
-            elif step == 5:
-                it.give_back(consumer, which)
-            elif step == 6:
-                it.leave(consumer)
-            elif step == 7:
-                it.stall(chance.randint(1, 6))
-            elif not it.by_key:
-                it.restart()
+            step_of(it, chance)
             it.the_window_is_as_the_model()
             it.no_key_is_with_two_consumers()
 
