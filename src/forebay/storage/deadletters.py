@@ -149,7 +149,7 @@ class DeadLetterSender:
         records = self._driver.records(served.number, [letter.offset for letter in left])
         self._append(destination, arrived, served, [letter for letter in left if letter.offset in records], records)
         # Commit point: the records are durable in the dead-letter topic, and count as done from here on.
-        dispatch.letters_arrived(served, [letter.offset for letter in left])
+        dispatch.letters_arrived(served, [letter.offset for letter in left], len(records))
 
     def _append(
         self,

@@ -250,7 +250,7 @@ class SubscriptionDriver:
                 self._sender.send()
             claimed = self.dispatch.claim(consumer, count)
             if not claimed:
-                if self._sender is not None and self.dispatch.has_letters():
+                if self._has_letters():
                     continue
                 wanted = self.dispatch.wanted(consumer)
                 if wanted is None:
@@ -263,7 +263,7 @@ class SubscriptionDriver:
 
     def pull_cached(self, consumer: int, count: int) -> list[DeliveredRecord] | None:
         """As `pull`, from memory alone; `None` where `pull` has to be asked in a thread that may wait."""
-        if self.clock.monotonic() >= self._look_at or self.dispatch.is_careful() or self.dispatch.has_letters():
+        if self.clock.monotonic() >= self._look_at or self.dispatch.is_careful() or self._has_letters():
             return None
         self._catch_up()
         while not (claimed := self.dispatch.claim(consumer, count)):
@@ -280,6 +280,10 @@ class SubscriptionDriver:
         self.note(claim.partition for claim in claimed)
         self._deliver_once(claimed)
         return [delivered for claim, records in found for delivered in _in_order(claim, records)]
+
+    def _has_letters(self) -> bool:
+        """Whether dead letters are to be sent now."""
+        return self._sender is not None and self.dispatch.has_letters()
 
     def _catch_up(self) -> None:
         """Where records are delivered at most once: leave out what lies too far behind."""

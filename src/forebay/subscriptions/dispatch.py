@@ -396,13 +396,13 @@ class Dispatch:
                         return served, [DueLetter(at, window.attempts_of(at), note(at)) for at in offsets]
         return None
 
-    def letters_arrived(self, served: ServedPartition, offsets: Sequence[int], *, are_new: bool = True) -> None:
-        """Spent records have arrived in the dead-letter topic, or are gone; they are done. `are_new` counts them."""
+    def letters_arrived(self, served: ServedPartition, offsets: Sequence[int], sent: int) -> None:
+        """Spent records are done: `sent` of them have arrived in the dead-letter topic, the others are gone."""
         assert served.dead is not None
         with self._lock:
             served.window.finish(offsets)
             served.dead.done(offsets)
-            served.dead.sent += len(offsets) if are_new else 0
+            served.dead.sent += sent
 
     def skip_to(self, served: ServedPartition, stop: int) -> None:
         """Everything below `stop` is done: an earlier process had come so far."""

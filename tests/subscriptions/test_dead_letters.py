@@ -1,0 +1,244 @@
+"""Dead letters of the embedded log where things clash: other owners, answers that come late, calls at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forebay
+from forebay import EARLIEST, Conflict, DeliveryState, Invalid, Settings, Storage, aio
+from forebay.format.metadata.keys import progress_key
+from forebay.format.metadata.value import decode_value
+from forebay.progress import Progress
+from forebay.storage.topic import Topic
+from forebay.subscriptions.definitions import SubscriptionStore
+from forebay.testing.clock import ManualClock
+from forebay.topics import SubscriptionSpec, TopicSpec
+from tests.support.waiting import until
+
+
+def subscribed(log: forebay.Storage, **options: Any) -> forebay.Subscription:
+    """A topic with three records, whose dead letters go to the topic `dead`."""
+    topic = log.create_topic("shop/orders")
+    topic.append_many([b"0", b"1", b"2"])
+    chosen: dict[str, Any] = {"deliveries_max": 1, "on_spent": "dead_letter", "dead_letter_topic": "dead", **options}
+    return topic.subscribe("s", start=EARLIEST, **chosen)
+
+
+def values(subscription: forebay.Subscription) -> list[bytes | None]:
+    return [letter.record.value for letter in subscription.dead_letters().letters()]
+
+
+def test_a_dead_letter_topic_that_another_process_owns_has_a_named_state_and_nothing_is_lost(tmp_path: Path) -> None:
+    refused = {"dead"}
+    with forebay.open(tmp_path, may_own=lambda ref: ref.spec.topic not in refused) as log:
+        subscription = subscribed(log)
+        with subscription.consumer() as consumer:
+            consumer.nack(*consumer.take())
+            assert consumer.take() == []
+            (lag,) = subscription.lag()
+            assert (lag.state, lag.spent, lag.cursor) == (DeliveryState.DEAD_LETTERS_ELSEWHERE, 3, 0)
+
+            refused.clear()
+            until(lambda: consumer.take(wait_s=0.1) == [] and subscription.lag()[0].dead_letters == 3)
+
+        assert values(subscription) == [b"0", b"1", b"2"]
+
+
+def test_an_ack_that_comes_while_the_record_is_on_its_way_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    with forebay.open(":memory:") as log:
+        subscription = subscribed(log)
+        with subscription.consumer() as consumer:
+            taken = consumer.take()
+            consumer.nack(taken[0])
+            consumer.ack(*taken[1:])
+            append = Topic.append
+
+            def acked_meanwhile(topic: Topic, *args: Any, **options: Any) -> int:
+                if topic.name == "default/dead":
+                    counted.append(consumer.ack(taken[0]))
+                return append(topic, *args, **options)
+
+            monkeypatch.setattr(Topic, "append", acked_meanwhile)
+            assert consumer.take() == []
+
+            assert counted == [0]
+            assert values(subscription) == [b"0"]
+            assert subscription.lag()[0].lag == 0
+
+
+def test_an_append_whose_outcome_is_unknown_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer gets lost after the append; the next one is for a longer batch, and still each comes once."""
+    with forebay.open(":memory:") as log:
+        subscription = subscribed(log)
+        append, lost = Topic.append, [True]
+
+        def unanswered(topic: Topic, *args: Any, **options: Any) -> int:
+            offset = append(topic, *args, **options)
+            if topic.name == "default/dead" and lost:
+                lost.clear()
+                raise forebay.Indeterminate("the answer is lost")
+            return offset
+
+        monkeypatch.setattr(Topic, "append", unanswered)
+        with subscription.consumer() as consumer:
+            taken = consumer.take()
+            consumer.nack(taken[0])
+            assert consumer.take() == []
+            assert subscription.lag()[0].state is DeliveryState.DEAD_LETTERS_FAILING
+            assert "the answer is lost" in (subscription.lag()[0].failure or "")
+            consumer.nack(*taken[1:])
+            until(lambda: consumer.take(wait_s=0.1) == [] and subscription.lag()[0].spent == 0)
+
+        assert values(subscription) == [b"0", b"1", b"2"]
+
+
+def test_a_record_that_has_no_room_for_its_headers_waits_and_its_state_says_why() -> None:
+    with forebay.open(":memory:") as log:
+        subscription = subscribed(log)
+        with subscription.consumer() as consumer:
+            consumer.ack(*consumer.take())
+        log.topic("shop/orders").append(b"many", headers=[(f"h{number}", b"") for number in range(998)])
+        with subscription.consumer() as consumer:
+            consumer.nack(*consumer.take())
+            assert consumer.take() == []
+
+            (lag,) = subscription.lag()
+            assert (lag.state, lag.spent) == (DeliveryState.DEAD_LETTERS_FAILING, 1)
+            assert "headers" in (lag.failure or "")
+
+
+def test_a_group_that_is_reset_begins_another_run_and_nothing_is_skipped(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        subscription = subscribed(log)
+        with subscription.consumer() as consumer:
+            consumer.nack(*consumer.take())
+        log.group("s").reset("shop/orders", EARLIEST)
+
+        with subscription.consumer() as consumer:
+            assert [one.record.value for one in consumer.take()] == [b"0", b"1", b"2"]
+
+
+def test_the_run_is_stored_before_the_first_dead_letter_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind the first moments of a process, in which deliveries are stored before they are made."""
+    stored = []
+    clock = ManualClock()
+    with Storage.open(":memory:", Settings(), clock=clock) as log:
+        subscription = subscribed(log)
+        append = Topic.append
+
+        def looked_at(topic: Topic, *args: Any, **options: Any) -> int:
+            entry = log.metadata.get(progress_key("shop", "orders", "s", 0))
+            assert entry is not None
+            stored.append(decode_value(entry.value, Progress)[0].run)
+            return append(topic, *args, **options)
+
+        monkeypatch.setattr(Topic, "append", looked_at)
+        with subscription.consumer() as consumer:
+            clock.advance(60)
+            consumer.nack(*consumer.take())
+            assert consumer.take() == []
+
+    assert len(stored) == 3
+    assert len(set(stored)) == 1 and isinstance(stored[0], str)
+
+
+def test_two_subscriptions_that_are_created_at_once_do_not_close_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forebay.open(":memory:") as log:
+        a, b = log.create_topic("a"), log.create_topic("b")
+        check, calls = SubscriptionStore.check_no_circle, []
+
+        def raced(store: SubscriptionStore, wanted: SubscriptionSpec) -> None:
+            check(store, wanted)
+            calls.append(wanted.topic)
+            if len(calls) == 2:
+                # After its last look, the other way is created.
+                b.subscribe("s", deliveries_max=1, on_spent="dead_letter", dead_letter_topic="a")
+
+        monkeypatch.setattr(SubscriptionStore, "check_no_circle", raced)
+        with pytest.raises(Invalid, match="circle"):
+            a.subscribe("s", deliveries_max=1, on_spent="dead_letter", dead_letter_topic="b")
+
+        assert [len(topic.subscriptions()) for topic in (a, b)] == [0, 1]
+
+
+def test_a_subscription_that_is_created_at_once_keeps_the_dispatch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forebay.open(":memory:") as log:
+        topic = log.create_topic("ticker", dispatch="non_reliable")
+        find, is_raced = SubscriptionStore.of_topic, list[bool]()
+
+        def raced(store: SubscriptionStore, spec: TopicSpec) -> list[SubscriptionSpec]:
+            found = find(store, spec)
+            if not is_raced:
+                is_raced.append(True)
+                topic.subscribe("screen")
+            return found
+
+        monkeypatch.setattr(SubscriptionStore, "of_topic", raced)
+        with pytest.raises(Conflict, match="screen"):
+            log.alter_topic("ticker", dispatch="reliable")
+
+        assert log.topic("ticker").spec.dispatch == "non_reliable"
+
+
+def test_one_replay_of_a_topic_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forebay.open(":memory:") as log:
+        subscription = subscribed(log)
+        with subscription.consumer() as consumer:
+            consumer.nack(*consumer.take())
+        letters, begun, go_on = subscription.dead_letters(), threading.Event(), threading.Event()
+        append = Topic.append_many
+
+        def slow(topic: Topic, *args: Any, **options: Any) -> Any:
+            begun.set()
+            assert go_on.wait(60)
+            return append(topic, *args, **options)
+
+        monkeypatch.setattr(Topic, "append_many", slow)
+        replaying = threading.Thread(target=letters.replay)
+        replaying.start()
+        assert begun.wait(60)
+        for call in (letters.replay, letters.purge, log.topic("dead").dead_letters().purge):
+            with pytest.raises(Conflict, match="try again"):
+                call()
+        go_on.set()
+        replaying.join()
+
+        assert letters.letters() == []
+        assert [record.value for record in log.topic("shop/orders").read(3)] == [b"0", b"1", b"2"]
+
+
+def test_an_event_loop_never_sends_dead_letters_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    append = Topic.append
+
+    def seen(topic: Topic, *args: Any, **options: Any) -> int:
+        threads.append(threading.current_thread().name)
+        return append(topic, *args, **options)
+
+    async def consume() -> list[bytes | None]:
+        async with aio.open(":memory:") as log:
+            topic = await log.create_topic("shop/orders")
+            await topic.append_many([b"0", b"1"])
+            subscription = await topic.subscribe("s", start=EARLIEST, deliveries_max=1, on_spent="dead_letter")
+            monkeypatch.setattr(Topic, "append", seen)
+            async with subscription.consumer() as consumer:
+                await consumer.nack(*await consumer.take())
+                assert await consumer.take(wait_s=0.1) == []
+                letters = await subscription.dead_letters()
+                return [letter.record.value for letter in await letters.letters()]
+
+    assert asyncio.run(consume()) == [b"0", b"1"]
+    assert len(threads) == 2
+    assert threading.main_thread().name not in threads
+
+
+def test_a_definition_of_an_earlier_version_is_reliable() -> None:
+    fields = {"namespace": "shop", "topic": "orders", "topic_id": "0" * 32, "partitions": 1}
+
+    assert TopicSpec(**fields).dispatch == "reliable"  # type: ignore[arg-type]
