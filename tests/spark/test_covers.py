@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.spark.reading.view import Cover
 from forebay.testing.disk import SimulatedDisk
+from forebay.views.look import Cover
 from forebay.wal.files import SealedFile
 
 

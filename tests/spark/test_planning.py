@@ -13,7 +13,7 @@ from forebay.format.control.offsets import OffsetSet
 from forebay.spark.reading.options import FROM_EARLIEST, FROM_LATEST, Limit
 from forebay.spark.reading.plan import MIB, TASK_BYTES_MAX, Size, resolve, split
 from forebay.spark.reading.snapshot import PartitionBounds, Range, ScanPiece, ShardView
-from forebay.spark.reading.view import covering
+from forebay.views.look import covering
 
 _SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted), max_size=5)
 _FILES = st.lists(

@@ -18,12 +18,12 @@ from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
 from forebay.spark.place import opening
-from forebay.spark.reading import view
 from forebay.spark.reading.options import ReadOptions
 from forebay.spark.reading.snapshot import ShardView
 from forebay.spark.reading.view import Viewer, load, look_again
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.views.look import ViewedShard
 from tests.moves import rig
 from tests.spark.mixed import Mixed
 
@@ -49,27 +49,27 @@ def _ends(mixed: Mixed, viewer: Viewer) -> list[int]:
 
 
 def test_a_load_that_comes_between_two_partitions_is_seen_in_both(mixed: Mixed, viewer: Viewer) -> None:
-    looked, views = view.ViewedShard.look, list[ShardView]()
+    looked, views = ViewedShard.look, list[ShardView]()
 
-    def look_and_load(viewed: view.ViewedShard) -> ShardView:
+    def look_and_load(viewed: ViewedShard) -> ShardView:
         views.append(looked(viewed))
         if len(views) in (1, 3):
             mixed.load(5)
         return views[-1]
 
-    with mock.patch.object(view.ViewedShard, "look", look_and_load):
+    with mock.patch.object(ViewedShard, "look", look_and_load):
         assert _ends(mixed, viewer) == [15, 15], "not the one that came during the second try"
     assert _ends(mixed, viewer) == [20, 20]
 
 
 def test_a_load_that_is_committed_between_two_partitions_is_seen_in_both(mixed: Mixed, viewer: Viewer) -> None:
-    looked, views = view.ViewedShard.look, list[ShardView]()
+    looked, views = ViewedShard.look, list[ShardView]()
     commit, may_commit = LoadBook.commit, threading.Event()
 
     def commit_later(book: LoadBook, load_id: str) -> Load:
         return commit(book, load_id) if may_commit.is_set() else book.get(load_id).load
 
-    def look_and_commit(viewed: view.ViewedShard) -> ShardView:
+    def look_and_commit(viewed: ViewedShard) -> ShardView:
         views.append(looked(viewed))
         if len(views) == 1:
             may_commit.set()
@@ -80,7 +80,7 @@ def test_a_load_that_is_committed_between_two_partitions_is_seen_in_both(mixed: 
     with mock.patch.object(LoadBook, "commit", commit_later):
         mixed.load(5)
         assert _ends(mixed, viewer) == [10, 10]
-        with mock.patch.object(view.ViewedShard, "look", look_and_commit):
+        with mock.patch.object(ViewedShard, "look", look_and_commit):
             assert _ends(mixed, viewer) == [15, 15]
     assert [view.next for view in views] == [10, 15, 15, 15]
 
@@ -132,15 +132,15 @@ def test_a_look_asks_no_more_the_more_loads_a_history_has(mixed: Mixed, monkeypa
 
 
 def test_a_first_look_at_loads_that_are_over_is_made_once(mixed: Mixed, viewer: Viewer) -> None:
-    looked, views = view.ViewedShard.look, list[ShardView]()
+    looked, views = ViewedShard.look, list[ShardView]()
 
-    def look(viewed: view.ViewedShard) -> ShardView:
+    def look(viewed: ViewedShard) -> ShardView:
         views.append(looked(viewed))
         return views[-1]
 
     mixed.load(5)
     mixed.load(5, partitions=[1])
-    with mock.patch.object(view.ViewedShard, "look", look):
+    with mock.patch.object(ViewedShard, "look", look):
         assert _ends(mixed, viewer) == [15, 20]
 
     assert len(views) == 2
