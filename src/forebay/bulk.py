@@ -16,6 +16,18 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 Moment = Annotated[int, Meta(ge=-MOST - 1, le=MOST)]
 
 
+class StorePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the store of history lies, for processes that reach it themselves: without anything secret."""
+
+    name: str
+    """What descriptors call it."""
+    mode: Literal["shared_fs", "object_store"]
+    backend: str
+    root: str
+    options: dict[str, str] = {}
+    """How to find the service: its endpoint, its region. Credentials are each process's own."""
+
+
 class LoadTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Where the segments of a load have to lie, and what the topic is like that they are for."""
 
@@ -30,6 +42,8 @@ class LoadTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Whether other machines reach the store. If not, only the process that has the topic puts segments there."""
     prefixes: tuple[str, ...]
     """Of each partition: the keys of its segments begin so, and have no further slash."""
+    place: StorePlace | None = None
+    """Where the store is, if others reach it."""
 
 
 class LoadSegment(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,11 +7,14 @@ tasks of Spark; `Stores` opens the stores themselves, for tools that look at obj
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
-from forebay.blobs import BlobStore, Denied, DirectoryStore, open_store
+from forebay.blobs import BlobMissing, BlobStore, Denied, DirectoryStore, open_store
+from forebay.blobs.objects.options import OPEN
+from forebay.bulk import StorePlace
 from forebay.catalog.shard import names_store
 from forebay.clock import Clock
 from forebay.directory import LOADS as LOADS_NAME
@@ -79,6 +82,20 @@ def history_store(settings: Settings, disk: Disk, clock: Clock) -> tuple[BlobSto
         return open_store(settings.store, disk=disk, clock=clock), settings.store.name
     root = settings.store.root if settings.is_shared else settings.storage.handoff_root
     return (None, "") if root is None else (DirectoryStore(root, disk=disk, clock=clock), "directory")
+
+
+def shared_place(settings: Settings, name: str) -> StorePlace | None:
+    """The store of these settings for other processes, if it is shared. Nothing that may be a secret is in it."""
+    if not settings.is_shared or settings.store.root is None:
+        return None
+    shown = OPEN | {"allow_http"}
+    options = {
+        option: str(value)
+        for option, value in settings.store.options.items()
+        if option in shown and "@" not in str(value)
+    }
+    mode: Literal["shared_fs", "object_store"] = "shared_fs" if settings.store.is_directory else "object_store"
+    return StorePlace(name=name, mode=mode, backend=settings.store.backend, root=settings.store.root, options=options)
 
 
 def local_name(holder: str) -> str:
@@ -194,6 +211,23 @@ class Places:
         if descriptor.store == self._local:
             return self._disk.open(self._path(descriptor))
         return self._known(descriptor, self._objects).source(descriptor)
+
+    def knows(self, store: str) -> bool:
+        """Whether this is the name of a store whose objects are read here."""
+        return store == self._local or store in self._stores
+
+    def range(self, store: str, key: str, start: int, stop: int, etag: str | None = None) -> bytes:
+        """The bytes `[start, stop)` of an object in a store that is known here; fewer at its end.
+
+        `BlobMissing` and `BlobChanged` as a store says them.
+        """
+        if store != self._local:
+            return self.store_of(store).get_range(key, start, stop, etag=etag)
+        try:
+            with contextlib.closing(self._disk.open(f"{self._directory.shards}/{key}")) as file:
+                return bytes(file.read_at(stop - start, start))
+        except FileNotFoundError as error:
+            raise BlobMissing(f"{key} is not there any more") from error
 
     def probe(self, *, seconds_max: float | None = None) -> None:
         """See once, before anything is exported, that the store keeps its promises; `Unsupported` if it does not."""

@@ -13,14 +13,18 @@ from typing import Self, TypeVar, Unpack
 
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.loads import AsyncLoads
+from forebay.aio.reads import UNNAMED
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.turns import TurnPace
 from forebay.aio.workers import Workers
+from forebay.bulk import StorePlace
 from forebay.errors import Closed, Conflict, Corrupt, DataLoss, Moved, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import ShardState
 from forebay.live import WatchedTopic, Watcher
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import MetadataStore
+from forebay.pages import Page
+from forebay.partitioning import check_partition
 from forebay.settings import Settings
 from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
@@ -31,7 +35,9 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus
 from forebay.storage.usage import TierUsage
+from forebay.storage.views import StoredRange
 from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.views.snapshot import ShardView
 from forebay.workers import WorkerStatus
 
 T = TypeVar("T")
@@ -212,6 +218,28 @@ class AsyncLog:
     async def in_thread(self, call: Callable[[], T]) -> T:
         """What a call comes to that waits for metadata, in one of the threads for that. For what is built on a log."""
         return await self._workers.run(call)
+
+    @property
+    def history_place(self) -> StorePlace | None:
+        """See `Views.store`."""
+        return self._log.views.store
+
+    async def look(self, spec: TopicSpec, *, who: str = UNNAMED) -> list[ShardView]:
+        """See `Views.look`."""
+        return await self._workers.start_reading(partial(self._log.views.look, spec), who)
+
+    async def stored_page(
+        self, spec: TopicSpec, partition: int, offset: int, bytes_max: int, *, who: str = UNNAMED
+    ) -> tuple[Page | None, int]:
+        """See `Views.page`."""
+        check_partition(partition, spec.partitions)
+        read = partial(self._log.views.page, ShardRef(spec, partition), offset, bytes_max)
+        return await self._workers.start_reading(read, who)
+
+    async def stored_bytes(self, spec: TopicSpec, partition: int, wanted: StoredRange, *, who: str = UNNAMED) -> bytes:
+        """See `Views.bytes`."""
+        check_partition(partition, spec.partitions)
+        return await self._workers.start_reading(partial(self._log.views.bytes, ShardRef(spec, partition), wanted), who)
 
     @property
     def blocking(self) -> Storage:

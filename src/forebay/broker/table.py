@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from forebay.broker import groups, health, loads, metrics, records, routers, status, topics, watch
+from forebay.broker import groups, health, loads, metrics, plans, records, routers, status, topics, watch
 
 ROUTES = (
     *topics.ROUTES,
     *records.ROUTES,
     *loads.ROUTES,
+    *plans.ROUTES,
     *watch.ROUTES,
     *groups.ROUTES,
     *routers.ROUTES,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
+from forebay.bulk import StorePlace
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
 from forebay.errors import Conflict, Corrupt, ForebayError, Indeterminate, Unavailable
@@ -20,7 +21,7 @@ from forebay.loads.attach import Attached, Attaching
 from forebay.loads.book import AttachedPart, LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadManifest, LoadStore, read_manifest, ready_to_offer
-from forebay.places import home_of_loads
+from forebay.places import home_of_loads, shared_place
 from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.directories import directory_name
 from forebay.topics import ShardRef, TopicName, TopicSpec
@@ -93,6 +94,11 @@ class Loads:
     def is_shared(self) -> bool:
         """Whether segments of new loads go into a store that others reach too."""
         return self._context.places.store is not None and self._context.settings.is_shared
+
+    @property
+    def place(self) -> StorePlace | None:
+        """Where that store is, for others."""
+        return shared_place(self._context.settings, self._context.places.store_name)
 
     @property
     def holder(self) -> str:

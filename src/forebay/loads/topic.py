@@ -72,6 +72,7 @@ class TopicLoads:
             store=place.name,
             shared=self._loads.is_shared,
             prefixes=tuple(LoadPlace(load_id, spec.topic_id, number).prefix for number in range(spec.partitions)),
+            place=self._loads.place,
         )
 
     def stage(self, load_id: str, batch: pa.RecordBatch, partition: int = 0) -> Sequence[LoadSegment]:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, Unpack
 from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
-from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
-from forebay.errors import ForebayError, Invalid, Moved, PartitionOutcomes, Unauthenticated, Unavailable
+from forebay.bulk import BulkLoad, LoadSegment, LoadTarget, StorePlace
+from forebay.errors import Conflict, ForebayError, Invalid, Moved, PartitionOutcomes, Unauthenticated, Unavailable
 from forebay.format.columns.rows import ColumnBytes
 from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
+from forebay.pages import Page
 from forebay.records import CommitAck, GroupOffset, Offsets, Position
 from forebay.routers import AsyncRouters
 from forebay.service.placement import Nowhere, Placement, There
@@ -34,7 +35,9 @@ from forebay.storage.recorded import RecordedShard
 from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus, TopicStatus
 from forebay.storage.usage import TierUsage
+from forebay.storage.views import StoredRange
 from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.views.snapshot import ShardView
 from forebay.wire.items import RecordColumns
 from forebay.wire.messages import LoadOffer
 
@@ -163,6 +166,14 @@ class TopicCache:
     def forget(self, name: TopicName) -> None:
         """The topic was deleted."""
         self._handles.pop(name, None)
+
+
+class LookedAt(NamedTuple):
+    """A topic as it lay at one moment, and the store of its history if others reach that."""
+
+    spec: TopicSpec
+    views: Sequence[ShardView]
+    store: StorePlace | None
 
 
 class Service:
@@ -472,6 +483,32 @@ class Service:
     async def abandon_load(self, who: Principal, name: TopicName, load_id: str) -> BulkLoad:
         """Give a load up."""
         return await self._loads(who, name).abandon(load_id)
+
+    # Whole topics, read past the log
+
+    async def plannable(self, who: Principal, name: TopicName, topic_id: str | None = None) -> TopicSpec:
+        """The definition of a topic that the caller may read; `Conflict` if the one of this id is no more."""
+        spec = (await self.readable(who, name)).spec
+        if topic_id not in (None, spec.topic_id):
+            raise Conflict(f"{name} was deleted and created again since it was planned: load it again", topic=name)
+        return spec
+
+    async def look(self, who: Principal, name: TopicName) -> LookedAt:
+        """Where the records of a topic lie now."""
+        spec = await self.plannable(who, name)
+        return LookedAt(spec, await self._log.look(spec, who=who.name), self._log.history_place)
+
+    async def stored_page(
+        self, who: Principal, spec: TopicSpec, partition: int, offset: int, bytes_max: int
+    ) -> tuple[Page | None, int]:
+        """A page of the log as it is stored, and where the log ends; see `Views.page`."""
+        check_may(who, AccessScope.READ, spec.name)
+        return await self._log.stored_page(spec, partition, offset, bytes_max, who=who.name)
+
+    async def stored_bytes(self, who: Principal, spec: TopicSpec, partition: int, wanted: StoredRange) -> bytes:
+        """Bytes of an object of a partition; see `Views.bytes`."""
+        check_may(who, AccessScope.READ, spec.name)
+        return await self._log.stored_bytes(spec, partition, wanted, who=who.name)
 
     # Groups
 

@@ -29,6 +29,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current
 from forebay.storage.status import watch_shard
 from forebay.storage.usage import TierUsage
+from forebay.storage.views import Views
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, ShardRef, TopicSpec
 from forebay.workers import Background
@@ -140,6 +141,11 @@ class InMemoryBackend:
     def loads(self) -> Loads:
         """Refused: only topics with files take a load."""
         raise Unsupported("this log keeps everything in memory: only topics with files take a load")
+
+    @property
+    def views(self) -> Views:
+        """Refused: there is nothing that another process could read."""
+        raise Unsupported("this log keeps everything in memory: no other process, and so no Spark, reads it")
 
     def writable(self) -> InMemoryBackend:
         """See `Backend`."""

@@ -45,6 +45,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import OwnerShards
 from forebay.storage.status import watch_shard
 from forebay.storage.usage import TierUsage, UsageSum, files_of, objects_of
+from forebay.storage.views import Views
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.wal.bounds import MemoryBounds
@@ -164,6 +165,15 @@ class OwnerBackend:
         evict_s = settings.retention.evict_interval_s
         self.limits = LimitsWorker(self.shards, clock=clock, interval_s=evict_s, follow_changes=self.following.step)
         self.loads = self._loads(context)
+        self.views = Views(
+            self.shards,
+            opened.places,
+            metadata,
+            settings,
+            holder=opened.directory.id,
+            disk=opened.disk,
+            clock=clock,
+        )
         self.deletions = self._deletions()
         self.creations = Creations(metadata, definitions, self.deletions, settings, clock, prepare=self._prepare)
         self.cleanup = self._cleanup()

@@ -40,6 +40,7 @@ from forebay.storage.status import LogStatus, gauges, partition_statuses
 from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.topic import Topic
 from forebay.storage.usage import TierUsage
+from forebay.storage.views import Views
 from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec, refs_of
 from forebay.workers import WorkerStatus
 
@@ -341,6 +342,11 @@ class Storage:
     def loads(self) -> Loads:
         """Bulk loads into the topics here."""
         return self._writable().loads
+
+    @property
+    def views(self) -> Views:
+        """Topics as they lie, for readers of whole topics; `Unsupported` where nothing lies anywhere."""
+        return self._writable().views
 
     def loads_of(self, name: str | TopicName) -> TopicLoads:
         """Bulk loads into one topic; `Unsupported` where no topic takes one."""

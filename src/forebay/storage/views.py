@@ -1,0 +1,165 @@
+"""What a server shows those who read a topic as a whole, as Spark does: where its records lie, and their stored bytes.
+
+A reader of that kind plans once and reads later, past the log, so everything is shown as it is stored: what was
+deleted since is in it, and the reader leaves out what had ended when it planned. For threads that may wait for the
+metadata store, a disk and a store.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from forebay.blobs import BlobMissing
+from forebay.blobs.seam import check_key, check_range
+from forebay.bulk import StorePlace
+from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.errors import Forbidden, Unsupported
+from forebay.locks import Rank, RankedLock
+from forebay.metadata import MetadataStore
+from forebay.pages import Page
+from forebay.places import Places, shared_place
+from forebay.settings import Settings
+from forebay.shard import SegmentShard
+from forebay.storage.shards import Shards
+from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
+from forebay.views.look import LoadsSeen, ViewedShard
+from forebay.views.snapshot import ShardView
+from forebay.wal.files import FileList
+from forebay.wal.removals import Removals
+
+VIEWERS_KEPT: Final = 256
+"""Of so many topics the descriptors are remembered that the last look has read."""
+
+
+class StoredRange(NamedTuple):
+    """The bytes `[start, stop)` of an object, which must have this etag if one is given."""
+
+    store: str
+    key: str
+    start: int
+    stop: int
+    etag: str | None = None
+
+
+class OwnedLog:
+    """The log of a partition in the process that has it, as a look takes it. Nothing where another directory has it."""
+
+    def __init__(self, shards: Shards, ref: ShardRef) -> None:
+        self.head = 0
+        self.files = FileList()
+        self.removals = Removals()
+        self._shards = shards
+        self._ref = ref
+
+    def refresh(self) -> None:
+        """Take note of the log as it is now. Opens the shard if it is this directory's and not open."""
+        shard = self._shards.read(self._ref)
+        if not isinstance(shard, SegmentShard):
+            self.head, self.files, self.removals = 0, FileList(), Removals()
+            return
+        wal = shard.wal
+        wal.bring_up()
+        self.head, self.files = wal.head, FileList(wal.files.all)
+        now = wal.writer.removals
+        self.removals = Removals(now.deletes, now.floor)
+
+    def close(self) -> None:
+        """Nothing: the files are the owner's."""
+
+
+class TopicViewer:
+    """One topic, looked at again and again. For one thread at a time."""
+
+    def __init__(self, shards: list[ViewedShard], loads: LoadsSeen) -> None:
+        """`loads` is what the shards have seen of loads."""
+        self._shards = shards
+        self._loads = loads
+
+    @property
+    def partitions(self) -> int:
+        """How many it looks at."""
+        return len(self._shards)
+
+    def look(self) -> list[ShardView]:
+        """All partitions, with a bulk load in all of them or in none."""
+        return self._loads.whole(lambda: [shard.look() for shard in self._shards])
+
+
+class Views:
+    """Topics on engine `segment` as they lie. Made by the owner of a data directory; for many threads."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        places: Places,
+        metadata: MetadataStore,
+        settings: Settings,
+        *,
+        holder: str,
+        disk: Disk,
+        clock: Clock,
+    ) -> None:
+        self._shards = shards
+        self._places = places
+        self._metadata = metadata
+        self._settings = settings
+        self._holder = holder
+        self._disk = disk
+        self._clock = clock
+        self._idle: OrderedDict[str, TopicViewer] = OrderedDict()
+        """Viewers that no thread uses, by the id of their topic. A thread takes one out, and puts it back."""
+        self._lock = RankedLock(Rank.LEAF, "storage.idle_views")
+
+    @property
+    def store(self) -> StorePlace | None:
+        """The store of history, if other machines reach it: without anything secret."""
+        return shared_place(self._settings, self._places.store_name)
+
+    def look(self, spec: TopicSpec) -> list[ShardView]:
+        """Every partition at one moment; `Unsupported` for a topic that only its owner can read."""
+        if spec.engine is not Engine.SEGMENT:
+            raise Unsupported(
+                f'{spec.name} lives on engine "{spec.engine}", which only its owner reads: Spark reads topics on '
+                'engine "segment"; copy the records to one',
+                topic=spec.name,
+            )
+        with self._lock:
+            viewer = self._idle.pop(spec.topic_id, None)
+        if viewer is None or viewer.partitions != spec.partitions:
+            loads = LoadsSeen()
+            viewer = TopicViewer([self._viewed(ref, loads) for ref in refs_of(spec)], loads)
+        found = viewer.look()
+        with self._lock:
+            self._idle[spec.topic_id] = viewer
+            if len(self._idle) > VIEWERS_KEPT:
+                self._idle.popitem(last=False)
+        return found
+
+    def page(self, ref: ShardRef, offset: int, bytes_max: int) -> tuple[Page | None, int]:
+        """Records of the log from `offset` on as they are stored, and where the log ends.
+
+        No page where no file of the log has that offset, as when it is history by now, or in another directory. An
+        empty one at the end.
+        """
+        shard = self._shards.read(ref)
+        if not isinstance(shard, SegmentShard):
+            return None, shard.offsets().next
+        return shard.wal.read(offset, bytes_max), shard.wal.head
+
+    def bytes(self, ref: ShardRef, wanted: StoredRange) -> bytes:
+        """Bytes of an object of this partition; fewer at its end. `BlobMissing` if it is gone."""
+        store, key, start, stop, etag = wanted
+        check_range(start, stop)
+        if not check_key(key).startswith(f"{ref.id}/"):
+            raise Forbidden(f"{key!a:.200} is no object of {ref}: ask for those that its plan names", shard=ref)
+        if not self._places.knows(store):
+            raise BlobMissing(f"{key} lies in {store!a:.80}, which is not reached from here: ask for the plan again")
+        return self._places.range(store, key, start, stop, etag)
+
+    def _viewed(self, ref: ShardRef, loads: LoadsSeen) -> ViewedShard:
+        keys = ShardKeys(ref.spec.namespace, ref.spec.topic, ref.partition, self._settings.metadata.prefix)
+        catalog = ShardCatalog(self._metadata, keys, ref.spec.topic_id, self._places.manifest, clock=self._clock)
+        return ViewedShard(ref, catalog, OwnedLog(self._shards, ref), loads, holder=self._holder, disk=self._disk)
