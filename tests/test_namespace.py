@@ -25,6 +25,7 @@ INSIDE: Final = {
     "SegmentPage",
     "Ticket",
     "TierUsage",
+    "TopicViews",
 }
 """Types that Forebay's own rooms pass to each other by methods of public classes."""
 

@@ -16,7 +16,7 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 Moment = Annotated[int, Meta(ge=-MOST - 1, le=MOST)]
 
 
-class StorePlace(msgspec.Struct, frozen=True, kw_only=True):
+class SharedStore(msgspec.Struct, frozen=True, kw_only=True):
     """Where the store of history lies, for processes that reach it themselves: without anything secret."""
 
     name: str
@@ -42,7 +42,7 @@ class LoadTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Whether other machines reach the store. If not, only the process that has the topic puts segments there."""
     prefixes: tuple[str, ...]
     """Of each partition: the keys of its segments begin so, and have no further slash."""
-    place: StorePlace | None = None
+    place: SharedStore | None = None
     """Where the store is, if others reach it."""
 
 

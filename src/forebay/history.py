@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from forebay.blobs import BlobChanged, BlobMissing, BlobStore
+from forebay.blobs import BlobChanged, BlobMissing
 from forebay.blobs.blocks import BUDGET_BYTES, Budget, ReadAhead
 from forebay.blobs.ranges import ObjectBytes, Range
 from forebay.catalog import ShardCatalog
@@ -285,12 +285,19 @@ def _class_of(descriptor: SegmentDescriptor) -> type[SealedSegment]:
     return ParquetSegment
 
 
+class RangeStore(Protocol):
+    """Gives bytes of objects: a `BlobStore`, or less than one."""
+
+    def get_range(self, key: str, start: int, stop: int, *, etag: str | None = None) -> bytes:
+        """See `BlobStore.get_range`."""
+
+
 class Objects:
     """Segments in an object store, opened as `History` asks for them. Holds the threads that read ahead."""
 
     def __init__(
         self,
-        store: BlobStore,
+        store: RangeStore,
         *,
         read_ahead_bytes: int = BLOCKS_AHEAD * BLOCK_BYTES,
         meter: LogMeter | None = None,

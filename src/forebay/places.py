@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeVar
 
 from forebay.blobs import BlobMissing, BlobStore, Denied, DirectoryStore, open_store
 from forebay.blobs.objects.options import OPEN
-from forebay.bulk import StorePlace
+from forebay.bulk import SharedStore
 from forebay.catalog.shard import names_store
 from forebay.clock import Clock
 from forebay.directory import LOADS as LOADS_NAME
@@ -84,7 +84,7 @@ def history_store(settings: Settings, disk: Disk, clock: Clock) -> tuple[BlobSto
     return (None, "") if root is None else (DirectoryStore(root, disk=disk, clock=clock), "directory")
 
 
-def shared_place(settings: Settings, name: str) -> StorePlace | None:
+def shared_place(settings: Settings, name: str) -> SharedStore | None:
     """The store of these settings for other processes, if it is shared. Nothing that may be a secret is in it."""
     if not settings.is_shared or settings.store.root is None:
         return None
@@ -95,7 +95,7 @@ def shared_place(settings: Settings, name: str) -> StorePlace | None:
         if option in shown and "@" not in str(value)
     }
     mode: Literal["shared_fs", "object_store"] = "shared_fs" if settings.store.is_directory else "object_store"
-    return StorePlace(name=name, mode=mode, backend=settings.store.backend, root=settings.store.root, options=options)
+    return SharedStore(name=name, mode=mode, backend=settings.store.backend, root=settings.store.root, options=options)
 
 
 def local_name(holder: str) -> str:

@@ -15,9 +15,8 @@ import pytest
 import forebay
 from forebay.clock import SystemClock
 from forebay.format.columns.rows import encode_rows
-from forebay.loads.prepare import LoadPlace, write_segment
+from forebay.loads.prepare import LoadPlace, segment_of, write_segment
 from forebay.loads.service import Loads
-from forebay.loads.topic import segment_of
 from forebay.settings import Settings
 from forebay.wire import bodies
 from tests.support.brokers import BrokerCommand, RunningBroker, running_broker, server_settings

@@ -15,9 +15,9 @@ from forebay.clock import SystemClock
 from forebay.errors import Conflict, Corrupt, Invalid, UnknownLoad, UnknownTopic, Unsupported
 from forebay.format.columns.rows import encode_rows
 from forebay.loads import book
-from forebay.loads.prepare import LoadPlace, write_segment
+from forebay.loads.prepare import LoadPlace, segment_of, write_segment
 from forebay.loads.service import Loads
-from forebay.loads.topic import TopicLoads, segment_of
+from forebay.loads.topic import TopicLoads
 from forebay.storage import Storage
 
 SHARED = {"storage": {"mode": "shared_fs"}}

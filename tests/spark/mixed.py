@@ -27,9 +27,9 @@ ENVIRONMENT: Final = {"FOREBAY_TEST_KEY": ACCESS_KEY, "FOREBAY_TEST_SECRET": SEC
 class Mixed:
     """The topic, the rows that it must show, and the options that lead there."""
 
-    def __init__(self, land: Land, *, partitions: int = 2, topic: str = TOPIC) -> None:
+    def __init__(self, land: Land, *, partitions: int = 2, topic: str = TOPIC, log: Storage | None = None) -> None:
         self.land = land
-        self.log = land.open("one")
+        self.log = land.open("one") if log is None else log
         self.filled = Filled(self.log, topic, partitions=partitions)
         self._deleted: set[tuple[int, int]] = set()
         self.topic = topic

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.bulk import SharedStore
 from forebay.errors import Invalid, Unsupported
 from forebay.settings import Settings
 from forebay.spark.place.location import Location, is_about_place
@@ -166,8 +167,32 @@ def test_user_in_a_url_is_not_repeated() -> None:
 def test_what_only_its_owner_has_is_refused() -> None:
     with pytest.raises(Unsupported, match="memory of its owner"):
         Location.parse({"path": ":memory:"}, {})
-    with pytest.raises(Unsupported, match="comes with the broker"):
-        Location.parse({"broker": "http://b"}, {})
+
+
+def test_a_broker_names_the_store_and_options_go_before_it() -> None:
+    place = SharedStore(
+        name="s3:b/x", mode="object_store", backend="s3", root="b/x", options={"region": "eu", "endpoint": "http://s3"}
+    )
+    environment = {"FOREBAY_STORE__OPTIONS": "secret_access_key=hush", "FOREBAY_STORE__ROOT": "elsewhere"}
+    given = {"broker": "http://one:7878/", "store.options.endpoint": "http://here", "tokenEnv": "TOKEN"}
+    location = Location.parse(given, environment)
+
+    found = pickle.loads(pickle.dumps(location.with_store(place)))
+
+    assert (found.broker, found.store_name, str(found)) == (
+        "http://one:7878",
+        "s3:b/x",
+        "the broker at http://one:7878",
+    )
+    assert "hush" not in repr(found)
+    settings = found.settings(environment)
+    assert (settings.is_shared, settings.store.backend, settings.store.root) == (True, "s3", "b/x")
+    assert settings.store.options == {"region": "eu", "endpoint": "http://here", "secret_access_key": "hush"}
+    assert location.with_store(None) == location
+    assert not location.settings(environment).is_shared
+    assert found.variables >= {"TOKEN"}
+    shared = SharedStore(name="directory", mode="shared_fs", backend="directory", root="/mnt/history")
+    assert location.with_store(shared).settings(environment).store.root == "/mnt/history"
 
 
 def test_options_that_say_where_are_distinguished_from_others() -> None:

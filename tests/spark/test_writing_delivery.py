@@ -33,7 +33,7 @@ from forebay.spark.place.opening import opened
 from forebay.spark.writing import delivery
 from forebay.spark.writing.delivery import TaskResult, deliver, give_up, load_store
 from forebay.spark.writing.options import Target, WriteOptions, look
-from forebay.spark.writing.staging import Task, stage
+from forebay.spark.writing.staging import StoreWriter, Task, stage
 from forebay.storage import Storage
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
@@ -100,7 +100,7 @@ def staged(target: Target, load_id: str, values: Sequence[bytes] = VALUES, tasks
                 number=number,
                 attempt=number,
             )
-            made = stage(load_store(found).store, task, [rows], clock=found.clock)
+            made = stage(StoreWriter(load_store(found).store, task, found.clock), task, [rows])
             results.append(TaskResult(load_id=load_id, number=number, staged=tuple(made)))
     return results
 

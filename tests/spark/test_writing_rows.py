@@ -14,7 +14,7 @@ from forebay.errors import Invalid
 from forebay.partitioning import partition_of_key
 from forebay.records import Record
 from forebay.spark.writing.rows import Part, check_columns, parts_of
-from forebay.spark.writing.staging import StagedSegment, Task, stage
+from forebay.spark.writing.staging import WAITING_BYTES_MAX, StagedSegment, StoreWriter, Task, stage
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from tests.history.loads import opened, walked
@@ -85,7 +85,7 @@ def test_rows_that_no_topic_takes_are_refused(column: str, kind: pa.DataType, va
     rows = pa.record_batch([pa.array([b"v"] * 3), pa.array([None, value, None], kind)], ["value", column])
 
     with pytest.raises(Invalid, match=message):
-        stage(SimulatedBlobs(), _task(partitions=3), [rows], clock=ManualClock())
+        _staged(_task(partitions=3), [rows])
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,16 @@ def _task(number: int = 0, partitions: int = 2, zstd_level: int | None = None) -
     )
 
 
+def _staged(
+    task: Task,
+    rows: list[pa.RecordBatch],
+    blobs: SimulatedBlobs | None = None,
+    clock: ManualClock | None = None,
+    bytes_max: int = WAITING_BYTES_MAX,
+) -> list[StagedSegment]:
+    return stage(StoreWriter(blobs or SimulatedBlobs(), task, clock or ManualClock()), task, rows, bytes_max=bytes_max)
+
+
 def _stored(blobs: SimulatedBlobs, staged: list[StagedSegment]) -> dict[int, list[Record]]:
     found: dict[int, list[Record]] = defaultdict(list)
     for partition, segment in ((one.partition, one.segment) for one in staged):
@@ -144,7 +154,7 @@ def test_segments_hold_all_rows_in_order_however_little_memory_there_is(
         for batch in batches
     ]
 
-    staged = stage(blobs, _task(zstd_level=zstd_level), rows, clock=clock, bytes_max=bytes_max)
+    staged = _staged(_task(zstd_level=zstd_level), rows, blobs, clock, bytes_max)
 
     expected: dict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
     for turn, batch in enumerate(batches):
@@ -168,7 +178,7 @@ def test_every_column_is_kept() -> None:
     ]
     rows = pa.record_batch([pa.array(c, field.type) for c, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
 
-    (records,) = _stored(blobs, stage(blobs, _task(), [rows], clock=clock)).values()
+    (records,) = _stored(blobs, _staged(_task(), [rows], blobs, clock)).values()
 
     assert [(r.value, r.key, r.tag, r.headers, r.timestamp) for r in records] == [
         (b"v", b"k", "eu", (("a", b"1"), ("a", None)), 1_700_000_000_123),
@@ -181,12 +191,12 @@ def test_a_record_that_no_frame_takes_is_refused() -> None:
     rows = pa.record_batch([pa.array([b"v", b"x" * (64 * 1024 * 1024)])], ["value"])
 
     with pytest.raises(Invalid, match=r"a record of \d+ bytes is larger than \d+: leave it out"):
-        stage(SimulatedBlobs(), _task(), [rows], clock=ManualClock())
+        _staged(_task(), [rows])
 
 
 def test_small_tasks_spread_rows_without_keys() -> None:
     rows = pa.record_batch([pa.array([b"v"])], ["value"])
 
-    staged = [stage(SimulatedBlobs(), _task(number), [rows], clock=ManualClock())[0] for number in range(4)]
+    staged = [_staged(_task(number), [rows])[0] for number in range(4)]
 
     assert [one.partition for one in staged] == [0, 1, 0, 1]

@@ -20,6 +20,8 @@ from forebay.broker.app import BrokerPhase
 from forebay.broker.serve import BrokerRun, bound_socket
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
+from forebay.storage import Storage
+from forebay.testing.inside import inside
 
 START_SECONDS = 60.0
 
@@ -45,6 +47,10 @@ class RunningBroker:
     def metadata(self) -> MetadataStore:
         """The metadata store of its log."""
         return self.process.broker.service.metadata
+
+    def log(self) -> Storage:
+        """Its log, for threads."""
+        return inside(self.process.broker.service).log
 
     def client(self) -> httpx.Client:
         """A plain HTTP client of it."""

@@ -17,7 +17,7 @@ from forebay.aio.reads import UNNAMED
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.turns import TurnPace
 from forebay.aio.workers import Workers
-from forebay.bulk import StorePlace
+from forebay.bulk import SharedStore
 from forebay.errors import Closed, Conflict, Corrupt, DataLoss, Moved, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import ShardState
 from forebay.live import WatchedTopic, Watcher
@@ -220,24 +220,24 @@ class AsyncLog:
         return await self._workers.run(call)
 
     @property
-    def history_place(self) -> StorePlace | None:
-        """See `Views.store`."""
+    def history_place(self) -> SharedStore | None:
+        """See `TopicViews.store`."""
         return self._log.views.store
 
     async def look(self, spec: TopicSpec, *, who: str = UNNAMED) -> list[ShardView]:
-        """See `Views.look`."""
+        """See `TopicViews.look`."""
         return await self._workers.start_reading(partial(self._log.views.look, spec), who)
 
     async def stored_page(
         self, spec: TopicSpec, partition: int, offset: int, bytes_max: int, *, who: str = UNNAMED
     ) -> tuple[Page | None, int]:
-        """See `Views.page`."""
+        """See `TopicViews.page`."""
         check_partition(partition, spec.partitions)
         read = partial(self._log.views.page, ShardRef(spec, partition), offset, bytes_max)
         return await self._workers.start_reading(read, who)
 
     async def stored_bytes(self, spec: TopicSpec, partition: int, wanted: StoredRange, *, who: str = UNNAMED) -> bytes:
-        """See `Views.bytes`."""
+        """See `TopicViews.bytes`."""
         check_partition(partition, spec.partitions)
         return await self._workers.start_reading(partial(self._log.views.bytes, ShardRef(spec, partition), wanted), who)
 

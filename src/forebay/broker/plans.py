@@ -33,9 +33,7 @@ OBJECT_BYTES_MAX: Final = 8 * 1024 * 1024
 class PlanQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the caller has of the plan."""
 
-    known: Annotated[str | None, Meta(description="`edition` of a plan: its history is not sent again.")] = (
-        None
-    )
+    known: Annotated[str | None, Meta(description="`edition` of a plan: its history is not sent again.")] = None
 
 
 class StoredPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -112,9 +110,10 @@ def _planned(view: ShardView, *, is_known: bool) -> PlannedPartition:
 
 async def read_stored(broker: Broker, request: Request) -> HttpAnswer:
     """A page of the log as it is stored."""
+    service, who = broker.service, request.principal
+    service.check_read(who, request.topic)
     query = request.query(StoredPageQuery)
     request.partition, request.offset = query.partition, query.start
-    service, who = broker.service, request.principal
     spec = await service.plannable(who, request.topic, query.topic_id)
     bytes_max = request.admitted.reserve(query.bytes_max)
     page, head = await service.stored_page(who, spec, query.partition, query.start, bytes_max)
@@ -128,9 +127,10 @@ async def read_stored(broker: Broker, request: Request) -> HttpAnswer:
 
 async def read_object(broker: Broker, request: Request) -> HttpAnswer:
     """Bytes of an object that the plan names."""
+    service, who = broker.service, request.principal
+    service.check_read(who, request.topic)
     query = request.query(ObjectQuery)
     request.partition = query.partition
-    service, who = broker.service, request.principal
     spec = await service.plannable(who, request.topic, query.topic_id)
     length = request.admitted.reserve(min(max(query.stop - query.start, 1), OBJECT_BYTES_MAX))
     stop = min(query.stop, query.start + length)

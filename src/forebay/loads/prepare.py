@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from forebay.blobs import BlobStore
+from forebay.bulk import LoadSegment
 from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, Unsupported
 from forebay.format.checksum import SALT_BYTES, ContentHash, crc32, salted
@@ -81,6 +82,19 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     def index_key(self) -> str:
         """The object that holds its index."""
         return index_name(self.object_key)
+
+
+def segment_of(partition: int, prepared: Prepared) -> LoadSegment:
+    """A segment that was written, as callers know it."""
+    fields = {name: getattr(prepared, name) for name in prepared.__struct_fields__}
+    sparse = tuple((entry.records, entry.position) for entry in prepared.sparse)
+    return LoadSegment(partition=partition, **{**fields, "sparse": sparse})
+
+
+def prepared_of(segment: LoadSegment) -> Prepared:
+    """The same as manifests list it."""
+    fields = {name: getattr(segment, name) for name in Prepared.__struct_fields__}
+    return Prepared(**{**fields, "sparse": tuple(SparseEntry(*place) for place in segment.sparse)})
 
 
 class ShardSegments(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from forebay.bulk import StorePlace
+from forebay.bulk import SharedStore
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
 from forebay.errors import Conflict, Corrupt, ForebayError, Indeterminate, Unavailable
@@ -96,7 +96,7 @@ class Loads:
         return self._context.places.store is not None and self._context.settings.is_shared
 
     @property
-    def place(self) -> StorePlace | None:
+    def place(self) -> SharedStore | None:
         """Where that store is, for others."""
         return shared_place(self._context.settings, self._context.places.store_name)
 

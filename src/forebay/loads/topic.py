@@ -19,17 +19,18 @@ from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, UnknownLoad, Unsupported
 from forebay.format.files.segment import SEGMENT_SUFFIX
 from forebay.format.frame.batch import encode_arrow
-from forebay.format.metadata.descriptor import LoadStatus, SparseEntry
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.attach import LoadOver
 from forebay.loads.book import AttachedPart
 from forebay.loads.prepare import (
     Load,
     LoadManifest,
     LoadPlace,
-    Prepared,
     Sink,
     manifest_of,
+    prepared_of,
     ready_to_offer,
+    segment_of,
     write_segment,
 )
 from forebay.loads.service import Loads
@@ -236,19 +237,6 @@ def _check_counts(segment: LoadSegment) -> None:
         or any(later[0] < place[0] or later[1] < place[1] for place, later in pairwise(places))
     ):
         raise Invalid(f"what is said of {segment.object_key} cannot be: give what staging it has given")
-
-
-def segment_of(partition: int, prepared: Prepared) -> LoadSegment:
-    """A segment that was written, as callers know it."""
-    fields = {name: getattr(prepared, name) for name in prepared.__struct_fields__}
-    sparse = tuple((entry.records, entry.position) for entry in prepared.sparse)
-    return LoadSegment(partition=partition, **{**fields, "sparse": sparse})
-
-
-def prepared_of(segment: LoadSegment) -> Prepared:
-    """The same as manifests list it."""
-    fields = {name: getattr(segment, name) for name in Prepared.__struct_fields__}
-    return Prepared(**{**fields, "sparse": tuple(SparseEntry(*place) for place in segment.sparse)})
 
 
 def _sink(batch: LoadBatch) -> Sink:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, Unpack
 from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
-from forebay.bulk import BulkLoad, LoadSegment, LoadTarget, StorePlace
+from forebay.bulk import BulkLoad, LoadSegment, LoadTarget, SharedStore
 from forebay.errors import Conflict, ForebayError, Invalid, Moved, PartitionOutcomes, Unauthenticated, Unavailable
 from forebay.format.columns.rows import ColumnBytes
 from forebay.live import WatchedTopic, Watcher
@@ -173,7 +173,7 @@ class LookedAt(NamedTuple):
 
     spec: TopicSpec
     views: Sequence[ShardView]
-    store: StorePlace | None
+    store: SharedStore | None
 
 
 class Service:
@@ -486,6 +486,10 @@ class Service:
 
     # Whole topics, read past the log
 
+    def check_read(self, who: Principal, name: TopicName) -> None:
+        """`Forbidden` unless the caller may read the topic."""
+        check_may(who, AccessScope.READ, name)
+
     async def plannable(self, who: Principal, name: TopicName, topic_id: str | None = None) -> TopicSpec:
         """The definition of a topic that the caller may read; `Conflict` if the one of this id is no more."""
         spec = (await self.readable(who, name)).spec
@@ -501,12 +505,12 @@ class Service:
     async def stored_page(
         self, who: Principal, spec: TopicSpec, partition: int, offset: int, bytes_max: int
     ) -> tuple[Page | None, int]:
-        """A page of the log as it is stored, and where the log ends; see `Views.page`."""
+        """A page of the log as it is stored, and where the log ends; see `TopicViews.page`."""
         check_may(who, AccessScope.READ, spec.name)
         return await self._log.stored_page(spec, partition, offset, bytes_max, who=who.name)
 
     async def stored_bytes(self, who: Principal, spec: TopicSpec, partition: int, wanted: StoredRange) -> bytes:
-        """Bytes of an object of a partition; see `Views.bytes`."""
+        """Bytes of an object of a partition; see `TopicViews.bytes`."""
         check_may(who, AccessScope.READ, spec.name)
         return await self._log.stored_bytes(spec, partition, wanted, who=who.name)
 

@@ -26,7 +26,7 @@ from forebay.storage.moves import Moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import Shards
 from forebay.storage.usage import TierUsage
-from forebay.storage.views import Views
+from forebay.storage.views import TopicViews
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import ShardRef, TopicSpec
 from forebay.workers import Background
@@ -87,7 +87,7 @@ class WritableBackend(Backend, Protocol):
         """Bulk loads into the topics here; `Unsupported` where no topic takes one."""
 
     @property
-    def views(self) -> Views:
+    def views(self) -> TopicViews:
         """Topics as they lie, for readers of whole topics; `Unsupported` where nothing lies anywhere."""
 
     def check_creation(self, spec: TopicSpec) -> None:

@@ -29,7 +29,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current
 from forebay.storage.status import watch_shard
 from forebay.storage.usage import TierUsage
-from forebay.storage.views import Views
+from forebay.storage.views import TopicViews
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, ShardRef, TopicSpec
 from forebay.workers import Background
@@ -143,7 +143,7 @@ class InMemoryBackend:
         raise Unsupported("this log keeps everything in memory: only topics with files take a load")
 
     @property
-    def views(self) -> Views:
+    def views(self) -> TopicViews:
         """Refused: there is nothing that another process could read."""
         raise Unsupported("this log keeps everything in memory: no other process, and so no Spark, reads it")
 

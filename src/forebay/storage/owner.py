@@ -45,7 +45,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import OwnerShards
 from forebay.storage.status import watch_shard
 from forebay.storage.usage import TierUsage, UsageSum, files_of, objects_of
-from forebay.storage.views import Views
+from forebay.storage.views import TopicViews
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.wal.bounds import MemoryBounds
@@ -165,15 +165,7 @@ class OwnerBackend:
         evict_s = settings.retention.evict_interval_s
         self.limits = LimitsWorker(self.shards, clock=clock, interval_s=evict_s, follow_changes=self.following.step)
         self.loads = self._loads(context)
-        self.views = Views(
-            self.shards,
-            opened.places,
-            metadata,
-            settings,
-            holder=opened.directory.id,
-            disk=opened.disk,
-            clock=clock,
-        )
+        self.views = self._views()
         self.deletions = self._deletions()
         self.creations = Creations(metadata, definitions, self.deletions, settings, clock, prepare=self._prepare)
         self.cleanup = self._cleanup()
@@ -236,6 +228,18 @@ class OwnerBackend:
             shards=self.engines.segment.shards,
             own=self.shards.own,
             alone_with=self.segments.history.alone_with,
+        )
+
+    def _views(self) -> TopicViews:
+        opened = self.opened
+        return TopicViews(
+            self.shards,
+            opened.places,
+            self.metadata,
+            opened.settings,
+            holder=opened.directory.id,
+            disk=opened.disk,
+            clock=opened.clock,
         )
 
     def _deletions(self) -> Deletions:

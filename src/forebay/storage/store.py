@@ -40,7 +40,7 @@ from forebay.storage.status import LogStatus, gauges, partition_statuses
 from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.topic import Topic
 from forebay.storage.usage import TierUsage
-from forebay.storage.views import Views
+from forebay.storage.views import TopicViews
 from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec, refs_of
 from forebay.workers import WorkerStatus
 
@@ -344,7 +344,7 @@ class Storage:
         return self._writable().loads
 
     @property
-    def views(self) -> Views:
+    def views(self) -> TopicViews:
         """Topics as they lie, for readers of whole topics; `Unsupported` where nothing lies anywhere."""
         return self._writable().views
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from forebay.blobs import BlobMissing
 from forebay.blobs.seam import check_key, check_range
-from forebay.bulk import StorePlace
+from forebay.bulk import SharedStore
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
 from forebay.disk import Disk
@@ -88,7 +88,7 @@ class TopicViewer:
         return self._loads.whole(lambda: [shard.look() for shard in self._shards])
 
 
-class Views:
+class TopicViews:
     """Topics on engine `segment` as they lie. Made by the owner of a data directory; for many threads."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Views:
         self._lock = RankedLock(Rank.LEAF, "storage.idle_views")
 
     @property
-    def store(self) -> StorePlace | None:
+    def store(self) -> SharedStore | None:
         """The store of history, if other machines reach it: without anything secret."""
         return shared_place(self._settings, self._places.store_name)
 

@@ -42,6 +42,7 @@ from forebay.metadata.sqlite.database import Database as SqliteDatabase
 from forebay.metadata.sqlite.store import SqliteMetadata
 from forebay.places import Places
 from forebay.progress import ProgressStore
+from forebay.service.service import Service
 from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.eviction import ByteCount
 from forebay.shard.history import ShardHistory
@@ -65,7 +66,7 @@ W = TypeVar("W", bound=SyncWorker | SealWorker | HistoryWorker | LimitsWorker | 
 
 
 @overload
-def inside(opened: Storage | AsyncLog) -> InsideLog: ...
+def inside(opened: Storage | AsyncLog | Service) -> InsideLog: ...
 @overload
 def inside(opened: Topic | AsyncTopic) -> InsideTopic: ...
 @overload
@@ -88,6 +89,8 @@ def inside(opened: SqliteMetadata) -> InsideSqlite: ...
 def inside(opened: ReadAhead) -> InsideReadAhead: ...
 def inside(opened: object) -> object:
     """Look behind the public names of an open log, or of one of its parts."""
+    if isinstance(opened, Service):
+        opened = opened._log
     if isinstance(opened, AsyncTopic):
         opened = opened._topic
     elif isinstance(opened, AsyncLog):

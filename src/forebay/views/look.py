@@ -29,7 +29,7 @@ from forebay.wal.removals import Removals
 T = TypeVar("T")
 
 
-class LocalLog(Protocol):
+class ViewedLog(Protocol):
     """The log of a partition as far as it may be read: `forebay.wal.readonly.FollowedLog`, or its owner's own."""
 
     @property
@@ -55,7 +55,7 @@ class ViewedShard:
     """One partition, looked at again and again."""
 
     def __init__(
-        self, ref: ShardRef, catalog: ShardCatalog, log: LocalLog | None, loads: LoadsSeen, *, holder: str, disk: Disk
+        self, ref: ShardRef, catalog: ShardCatalog, log: ViewedLog | None, loads: LoadsSeen, *, holder: str, disk: Disk
     ) -> None:
         """`holder` is the data directory that `log` lies in; empty without one. Closes the log with itself."""
         self._ref = ref
@@ -111,7 +111,7 @@ class ViewedShard:
         if self._log is not None:
             self._log.close()
 
-    def _local(self) -> LocalLog | None:
+    def _local(self) -> ViewedLog | None:
         if self._log is not None:
             self._log.refresh()
         return self._log
@@ -140,7 +140,7 @@ class Cover:
         self._kept: tuple[object, tuple[ScanPiece, ...]] = None, ()
 
     def pieces(
-        self, start: int, stop: int, history: Sequence[SegmentDescriptor], given_up: Set[str], log: LocalLog | None
+        self, start: int, stop: int, history: Sequence[SegmentDescriptor], given_up: Set[str], log: ViewedLog | None
     ) -> tuple[ScanPiece, ...]:
         """Pieces for all of `[start, stop)`: history first, without the loads that were given up, then the log.
 
@@ -153,7 +153,7 @@ class Cover:
             self._kept = key, tuple(covering(start, middle, (_piece(found, given_up) for found in history)))
         return self._kept[1] + tuple(covering(middle, stop, self._files(log, middle)))
 
-    def _files(self, log: LocalLog | None, start: int) -> Iterator[ScanPiece]:
+    def _files(self, log: ViewedLog | None, start: int) -> Iterator[ScanPiece]:
         for file in log.files.all if log is not None else ():
             if file.end <= start:
                 continue

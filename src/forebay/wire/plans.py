@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from forebay.bulk import StorePlace
+from forebay.bulk import SharedStore
 from forebay.format.control.offsets import OffsetSet, decode_bitmap, encode_bitmap
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.wire.messages import TopicItem
@@ -69,7 +69,7 @@ class TopicPlan(msgspec.Struct, frozen=True, kw_only=True):
     edition: str
     """Of what is in history: ask with it, and history is sent only if there is another."""
     partitions: list[PlannedPartition]
-    store: StorePlace | None
+    store: SharedStore | None
     """The store of history, if others reach it. What lies in another store is read through the broker."""
 
 

@@ -26,7 +26,7 @@ from forebay.spark.pipelines.file.model import (
 from forebay.spark.pipelines.source_tables import look_at_source
 from forebay.spark.place.location import NAMES as PLACE_NAMES
 from forebay.spark.place.location import Location
-from forebay.spark.place.opening import opened
+from forebay.spark.place.reading import opened_to_read
 from forebay.spark.reading.options import NAMES, ReadOptions
 from forebay.spark.tables.catalog import look_up_table
 from forebay.spark.values.schema import TableColumn
@@ -36,7 +36,7 @@ from forebay.topics import Engine, TopicName, TopicSpec
 
 SINK_LOG: Final = "_spark_metadata"
 """Where Spark notes the files that a stream has brought into a table."""
-_PATHS: Final = ("path", "settings")
+_PATHS: Final = ("path", "settings", "tokenFile", "verify")
 _OWN_OPTIONS: Final = {
     "topic": "topic",
     "topics": "topics",
@@ -111,8 +111,8 @@ def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> dict[str
 
 
 def _check_topics(flaws: Flaws, pipeline: Pipeline, location: Location) -> None:
-    with opened(location) as found:
-        known = {spec.name: spec for spec in found.definitions.all()}
+    with opened_to_read(location) as found:
+        known = {spec.name: spec for spec in found.specs()}
     words = [topic for source in pipeline.topic_sources for topic in source.topics]
     words += [sink.topic for sink in pipeline.topic_sinks]
     for word in words:

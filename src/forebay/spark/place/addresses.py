@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.format.metadata.descriptor import SegmentDescriptor
-from forebay.spark.place.opening import Opened
+
+if TYPE_CHECKING:
+    from forebay.spark.place.broker import BrokerPlace
+    from forebay.spark.place.opening import Opened
 
 FILE: Final = "file://"
 _SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs"}
@@ -18,13 +21,13 @@ _PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
 """What Spark takes for more than itself in the name of a file to read."""
 
 
-def address_of(found: Opened, descriptor: SegmentDescriptor) -> str | None:
+def address_of(found: Opened | BrokerPlace, descriptor: SegmentDescriptor) -> str | None:
     """The address of the object; `None` if it lies where only its owner finds it."""
     prefix = _prefixes(found).get(descriptor.store)
     return None if prefix is None else f"{prefix}{descriptor.object_key}"
 
 
-def key_of(found: Opened, address: str) -> str | None:
+def key_of(found: Opened | BrokerPlace, address: str) -> str | None:
     """The key of the object with this address; `None` if it lies in none of the stores of the location."""
     for prefix in _prefixes(found).values():
         if address.startswith(prefix):
@@ -37,7 +40,7 @@ def literal(address: str) -> str:
     return _PATTERN.sub(r"\\\g<0>", address)
 
 
-def _prefixes(found: Opened) -> dict[str, str]:
+def _prefixes(found: Opened | BrokerPlace) -> dict[str, str]:
     """What the address of every object begins with, by the name of its store."""
     places, settings = found.places, found.settings
     prefixes: dict[str, str] = {}

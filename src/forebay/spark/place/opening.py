@@ -30,6 +30,8 @@ from forebay.topics import Engine, ShardRef, TopicName, TopicSpec
 
 if TYPE_CHECKING:
     from forebay.loads.prepare import LoadStore
+    from forebay.views.look import LoadsSeen, ViewedShard
+    from forebay.views.snapshot import ShardView
     from forebay.wal.readonly import FollowedLog
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,12 @@ class Opened:
         read_only: bool = True,
         also: StoreSettings | None = None,
     ) -> None:
-        """`also` is a store that descriptors may name besides those of the location."""
+        """`also` is a store that descriptors may name besides those of the location. `Unsupported` for a broker's."""
+        if location.broker is not None:
+            raise Unsupported(
+                f"{location} gives records, and this needs the files themselves: do it where the data directory is, "
+                "with its path, or where the store and the metadata are reached, with both"
+            )
         self.location = location
         self.read_only = read_only
         self.settings = location.settings()
@@ -101,6 +108,10 @@ class Opened:
         """What topics there are."""
         return Definitions(self.metadata, self.settings.metadata.prefix, self.clock)
 
+    def specs(self) -> Sequence[TopicSpec]:
+        """The definitions of all topics."""
+        return self.definitions.all()
+
     def topics(self, names: Sequence[str]) -> list[TopicSpec]:
         """The topics of these names, or all that have history if none is named; `UnknownTopic`, `Unsupported`."""
         if not names:
@@ -153,6 +164,22 @@ class Opened:
             self.settings.wal,
             lambda: is_owned(directory.path, self.disk),
         )
+
+    def viewed(self, ref: ShardRef, loads: LoadsSeen) -> ViewedShard:
+        """A partition to be looked at; `close` it."""
+        from forebay.views.look import ViewedShard
+
+        return ViewedShard(ref, self.catalog(ref), self.log(ref.id), loads, holder=self.holder, disk=self.disk)
+
+    def view(self, topic_id: str, topic: str, partition: int) -> ShardView | None:
+        """The partition as it is now; `None` where the topic is gone."""
+        from forebay.views.look import LoadsSeen
+
+        specs = [spec for spec in self.definitions.all() if spec.topic_id == topic_id and str(spec.name) == topic]
+        if not specs:
+            return None
+        with contextlib.closing(self.viewed(ShardRef(specs[0], partition), LoadsSeen())) as shard:
+            return shard.look()
 
     def close(self) -> None:
         """Give everything back."""

@@ -23,9 +23,9 @@ def read(
     """The topic as it is now, read by `spark.read.format("forebay")`.
 
     `where` chooses rows and `columns`, a list of names or one text with commas, what is shown of them, before anything
-    reaches Spark. Say where the topic is as for the source: `path`, or `settings`, or `store` and `metadata`; settings
-    with a dot go into `**{…}`. Every other option of the source may be given too. Raises `Invalid` for a `where` that
-    cannot be applied.
+    reaches Spark. Say where the topic is as for the source: `path`, or `settings`, or `store` and `metadata`, or
+    `broker`; settings with a dot go into `**{…}`. Every other option of the source may be given too. Raises `Invalid`
+    for a `where` that cannot be applied.
     """
     from forebay.spark.reading.pushing import push_options
 

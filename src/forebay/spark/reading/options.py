@@ -30,7 +30,7 @@ PARTITIONS_MIN_MAX: Final = 100_000
 STREAM_NAMES: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 ENDING_NAMES: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 NAMES: Final = (
-    *PLACE_NAMES[:4],
+    *PLACE_NAMES,
     "topic",
     "topics",
     "topicPattern",

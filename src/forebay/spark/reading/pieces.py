@@ -1,5 +1,5 @@
 """One partition, read piece by piece from wherever each piece was found to lie: history by its descriptor, the rest
-by the local log.
+by the log.
 
 The planner fixed the pieces. One that is gone since is looked for once more where it lies now; what ended since is
 a gap then, and what cannot be found again a named failure, never a row less. Knows nothing of Spark.
@@ -21,10 +21,9 @@ from forebay.format.control.offsets import OffsetSet
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page
 from forebay.sealed import SealedSegment
-from forebay.spark.place.opening import Opened
+from forebay.spark.place.reading import LogTail, ReadPlace
 from forebay.spark.reading.snapshot import ScanPiece
 from forebay.wal.files import SealedFile
-from forebay.wal.readonly import FollowedLog
 
 PAGE_BYTES = 4 * 1024 * 1024
 GONE = (errno.ENOENT, errno.ESTALE, errno.EBADF)
@@ -41,7 +40,7 @@ class _Gone(Exception):
 class PieceReader:
     """Pages of one partition over its pieces, as stored: what ended is in them. For one thread; `close` it."""
 
-    def __init__(self, opened: Opened, shard: str, pieces: Sequence[ScanPiece], name: str, again: Again) -> None:
+    def __init__(self, opened: ReadPlace, shard: str, pieces: Sequence[ScanPiece], name: str, again: Again) -> None:
         self.later: set[int] = set()
         """Where pieces begin that were not found where it was planned, and lie elsewhere by now."""
         self._opened = opened
@@ -49,7 +48,7 @@ class PieceReader:
         self._pieces = list(pieces)
         self._name = name
         self._look_again = again
-        self._log: FollowedLog | None = None
+        self._log: LogTail | None = None
         self._segment: tuple[ScanPiece, SealedSegment] | None = None
 
     def piece_at(self, offset: int) -> ScanPiece | None:
@@ -167,7 +166,7 @@ class PieceReader:
             start = page.next
         return None
 
-    def _followed(self) -> FollowedLog | None:
+    def _followed(self) -> LogTail | None:
         if self._log is None:
             self._log = self._opened.log(self._shard)
         return self._log

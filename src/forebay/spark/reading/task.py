@@ -25,7 +25,7 @@ from forebay.pages import Page
 from forebay.reading import in_order
 from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
-from forebay.spark.place.opening import Opened, opened
+from forebay.spark.place.reading import ReadPlace, opened_to_read
 from forebay.spark.reading.columns import record_batch, stored_batch, stored_columns
 from forebay.spark.reading.filters import Filters
 from forebay.spark.reading.pieces import PAGE_BYTES, PieceReader
@@ -45,7 +45,7 @@ _ENDED: Final = (Reason.DELETED, Reason.CAP, Reason.TTL)
 
 def read_split(split: Split) -> Iterator[pa.RecordBatch]:
     """The records of the split, part after part. `DataLoss` names what cannot be read."""
-    with opened(split.location) as found:
+    with opened_to_read(split.location, {part.topic_id: part.topic for part in split.parts}) as found:
         for part in split.parts:
             yield from _PartRead(found, split, part).batches()
 
@@ -53,7 +53,7 @@ def read_split(split: Split) -> Iterator[pa.RecordBatch]:
 class _PartRead:
     """One part on its way: what was seen of it, and what is missing for a reason."""
 
-    def __init__(self, found: Opened, split: Split, part: Part) -> None:
+    def __init__(self, found: ReadPlace, split: Split, part: Part) -> None:
         self._split = split
         self._part = part
         self._shown_rows = 0

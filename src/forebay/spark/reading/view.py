@@ -1,7 +1,7 @@
 """Looks at topics: which offsets each partition holds now, where they lie, what of them ended.
 
-Looks at a data directory beside its owner, or at history alone, and changes nothing. No handle leaves this
-module. Knows nothing of Spark.
+Looks at a data directory beside its owner, at history alone, or has a broker look, and changes nothing. No handle
+leaves this module. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from forebay.errors import Conflict, ForebayError, UnknownTopic, Unsupported
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened
+from forebay.spark.place.reading import ReadPlace, opened_to_read
 from forebay.spark.reading.options import FROM_LATEST, Limit, ReadOptions, Topics
 from forebay.spark.reading.pieces import PieceReader
 from forebay.spark.reading.plan import check_partitions, resolve
@@ -55,37 +57,93 @@ def fix(snapshot: Snapshot, options: ReadOptions) -> tuple[Range, ...]:
         return viewer.asked(snapshot, options)
 
 
-class Viewer:
-    """Looks at topics as often as asked; what has not changed costs little. For one thread; `close` it."""
+class PlaceViews(Protocol):
+    """Looks at the topics of one kind of location. For one thread; `close` it."""
+
+    @property
+    def place(self) -> ReadPlace:
+        """The location, opened."""
+
+    def look(self, topics: Topics) -> Snapshot:
+        """Everything that these topics hold now."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+
+class FileViews:
+    """The `PlaceViews` of files: a data directory beside its owner, or history alone."""
 
     def __init__(self, location: Location) -> None:
-        self._opened = Opened(location)
+        self.place = Opened(location)
         self._shards: dict[str, ViewedShard] = {}
         self._loads = LoadsSeen()
 
     def look(self, topics: Topics) -> Snapshot:
-        """Everything that these topics hold now. Raises `UnknownTopic`, `Conflict` and `Unsupported` by name."""
-        refs = [ref for spec in self.specs(topics) for ref in refs_of(spec)]
+        """See `PlaceViews`."""
+        refs = [ref for spec in self._specs(topics) for ref in refs_of(spec)]
         views = self._loads.whole(lambda: [self._viewed(ref).look() for ref in refs])
-        return Snapshot(location=self._opened.location, shards=tuple(views))
+        return Snapshot(location=self.place.location, shards=tuple(views))
 
-    def specs(self, topics: Topics) -> list[TopicSpec]:
-        """The definitions of these topics, as they are now."""
-        definitions = self._opened.definitions
-        if topics.pattern is None:
-            found = [definitions.get(name) for name in topics.names]
-            for spec in found:
-                _refuse_private(spec)
-                _refuse_another(spec, topics.topic_id)
-            return found
-        found = [spec for spec in definitions.all() if re.fullmatch(topics.pattern, str(spec.name))]
-        readable = [spec for spec in found if spec.engine is Engine.SEGMENT]
+    def close(self) -> None:
+        """See `PlaceViews`."""
+        for shard in self._shards.values():
+            shard.close()
+        self.place.close()
+
+    def _specs(self, topics: Topics) -> list[TopicSpec]:
+        definitions = self.place.definitions
+        if topics.pattern is not None:
+            return _matching(definitions.all(), topics.pattern)
+        found = [definitions.get(name) for name in topics.names]
         for spec in found:
-            if spec not in readable:
-                logger.warning("%s matches %s, but only its owner can read it: left out", spec.name, topics.pattern)
-        if not readable:
-            raise UnknownTopic(f'no topic matches {topics.pattern}: see "forebay topic list" for what there is')
-        return readable
+            _refuse_private(spec)
+            _refuse_another(str(spec.name), spec.topic_id, topics.topic_id)
+        return found
+
+    def _viewed(self, ref: ShardRef) -> ViewedShard:
+        if ref.id not in self._shards:
+            self._shards[ref.id] = self.place.viewed(ref, self._loads)
+        return self._shards[ref.id]
+
+
+class BrokerViews:
+    """The `PlaceViews` of a broker, which looks by itself: each topic at one moment, one topic after the other."""
+
+    def __init__(self, location: Location) -> None:
+        from forebay.spark.place.broker import BrokerPlace
+
+        self.place = BrokerPlace(location)
+
+    def look(self, topics: Topics) -> Snapshot:
+        """See `PlaceViews`. Executors find the store of history by the location of the snapshot."""
+        names = [str(name) for name in topics.names]
+        if topics.pattern is not None:
+            names = [str(spec.name) for spec in _matching(self.place.specs(), topics.pattern)]
+        views: list[ShardView] = []
+        location = self.place.location
+        for name in names:
+            found, store = self.place.look(name)
+            if topics.pattern is None:
+                _refuse_another(name, found[0].topic_id, topics.topic_id)
+            views += found
+            location = self.place.location.with_store(store)
+        return Snapshot(location=location, shards=tuple(views))
+
+    def close(self) -> None:
+        """See `PlaceViews`."""
+        self.place.close()
+
+
+class Viewer:
+    """Looks at topics as often as asked; what has not changed costs little. For one thread; `close` it."""
+
+    def __init__(self, location: Location) -> None:
+        self._views: PlaceViews = FileViews(location) if location.broker is None else BrokerViews(location)
+
+    def look(self, topics: Topics) -> Snapshot:
+        """Everything that these topics hold now. Raises `UnknownTopic`, `Conflict` and `Unsupported` by name."""
+        return self._views.look(topics)
 
     def ranges(
         self, snapshot: Snapshot, starting: Limit, ending: Limit, *, fail_on_data_loss: bool
@@ -106,43 +164,44 @@ class Viewer:
         found: dict[str, dict[int, int]] = {}
         for view in snapshot.shards:
             timestamp = limit.at(view.topic, view.partition)
-            found.setdefault(view.topic, {})[view.partition] = self._at_time(view, timestamp)
+            found.setdefault(view.topic, {})[view.partition] = self._at_time(snapshot, view, timestamp)
         return replace(limit, by_topic=found, is_time=False)
 
     def close(self) -> None:
         """Give back what is held."""
-        for shard in self._shards.values():
-            shard.close()
-        self._opened.close()
+        self._views.close()
 
-    def _at_time(self, view: ShardView, timestamp: int) -> int:
-        def now(start: int, stop: int) -> Sequence[ScanPiece]:
-            return look_again(self._opened, view.topic_id, view.topic, view.partition, start, stop)
+    def _at_time(self, snapshot: Snapshot, view: ShardView, timestamp: int) -> int:
+        with opened_to_read(snapshot.location, {view.topic_id: view.topic}) as found:
 
-        reader = PieceReader(self._opened, view.shard, view.pieces, str(view), now)
-        with contextlib.closing(reader):
-            found = reader.first_at_time(timestamp, view.earliest, view.next, view.deleted)
-        return FROM_LATEST if found is None else found
+            def now(start: int, stop: int) -> Sequence[ScanPiece]:
+                return look_again(found, view.topic_id, view.topic, view.partition, start, stop)
 
-    def _viewed(self, ref: ShardRef) -> ViewedShard:
-        if ref.id not in self._shards:
-            self._shards[ref.id] = viewed(self._opened, ref, self._loads)
-        return self._shards[ref.id]
+            reader = PieceReader(found, view.shard, view.pieces, str(view), now)
+            with contextlib.closing(reader):
+                offset = reader.first_at_time(timestamp, view.earliest, view.next, view.deleted)
+        return FROM_LATEST if offset is None else offset
 
 
-def viewed(opened: Opened, ref: ShardRef, loads: LoadsSeen) -> ViewedShard:
-    """A partition to be looked at; `close` it."""
-    log = opened.log(ref.id)
-    return ViewedShard(ref, opened.catalog(ref), log, loads, holder=opened.holder, disk=opened.disk)
+def _matching(specs: Iterable[TopicSpec], pattern: str) -> list[TopicSpec]:
+    """The topics whose names match, without those that only their owner can read."""
+    found = [spec for spec in specs if re.fullmatch(pattern, str(spec.name))]
+    readable = [spec for spec in found if spec.engine is Engine.SEGMENT]
+    for spec in found:
+        if spec not in readable:
+            logger.warning("%s matches %s, but only its owner can read it: left out", spec.name, pattern)
+    if not readable:
+        raise UnknownTopic(f'no topic matches {pattern}: see "forebay topic list" for what there is')
+    return readable
 
 
-def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start: int, stop: int) -> Sequence[ScanPiece]:
+def look_again(
+    found: ReadPlace, topic_id: str, topic: str, partition: int, start: int, stop: int
+) -> Sequence[ScanPiece]:
     """Where offsets of a partition lie now, gaps for those that ended by a floor; nothing where the topic is gone."""
-    specs = [spec for spec in opened.definitions.all() if spec.topic_id == topic_id and str(spec.name) == topic]
-    if not specs:
+    view = found.view(topic_id, topic, partition)
+    if view is None:
         return []
-    with contextlib.closing(viewed(opened, ShardRef(specs[0], partition), LoadsSeen())) as shard:
-        view = shard.look()
     return [
         piece._replace(start=max(start, piece.start), stop=min(stop, piece.stop))
         for piece in (*fallen(view), *view.pieces)
@@ -160,9 +219,9 @@ def _refuse_private(spec: TopicSpec) -> None:
         )
 
 
-def _refuse_another(spec: TopicSpec, topic_id: str | None) -> None:
-    if topic_id not in (None, spec.topic_id):
+def _refuse_another(name: str, found: str, wanted: str | None) -> None:
+    if wanted not in (None, found):
         raise Conflict(
-            f"{spec.name} is not the topic that is meant: it has the id {spec.topic_id} and not {topic_id}, for it was "
-            "deleted and created again; load it again"
+            f"{name} is not the topic that is meant: it has the id {found} and not {wanted}, for it was deleted and "
+            "created again; load it again"
         )

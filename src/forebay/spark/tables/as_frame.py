@@ -23,7 +23,7 @@ from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.records import Gap, Reason
 from forebay.spark.place.addresses import FILE, address_of, literal
-from forebay.spark.place.opening import Opened, opened
+from forebay.spark.place.reading import opened_to_read
 from forebay.spark.reading.as_frame import chosen_options
 from forebay.spark.reading.columns import SPARK_TYPES
 from forebay.spark.reading.filters import Condition, Filters
@@ -34,6 +34,9 @@ from forebay.topics import TopicName
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from forebay.spark.place.broker import BrokerPlace
+    from forebay.spark.place.opening import Opened
 
 
 logger = logging.getLogger(__name__)
@@ -75,10 +78,10 @@ def table(
 ) -> DataFrame:
     """The whole topic as it is now, with the columns and options of `spark.read.format("forebay")`.
 
-    Say where it is as for the source: `path`, or `settings`, or `store` and `metadata`; settings with a dot go into
-    `**{…}`. `where` chooses rows and `columns`, a list of names or one text with commas, what is shown of them; both
-    reach both parts. Filters on the DataFrame are Spark's own: they reach the Parquet files too, and what comes from
-    the source after it was read.
+    Say where it is as for the source: `path`, or `settings`, or `store` and `metadata`, or `broker`; settings with a
+    dot go into `**{…}`. `where` chooses rows and `columns`, a list of names or one text with commas, what is shown of
+    them; both reach both parts. Filters on the DataFrame are Spark's own: they reach the Parquet files too, and what
+    comes from the source after it was read.
     """
     options |= chosen_options(where, columns)
     for name in options:
@@ -117,7 +120,7 @@ class _Table:
 
         wanted = self._wanted
         before = viewer.look(wanted.topics)
-        with opened(wanted.location) as found:
+        with opened_to_read(before.location) as found:
             natives = [native_of(view, found, fail_on_data_loss=wanted.fail_on_data_loss) for view in before.shards]
         # The source looks for itself: that must be the topic that was looked at here.
         same = {"topicId": before.shards[0].topic_id}
@@ -154,7 +157,7 @@ def _is_as_before(before: Snapshot, after: Snapshot) -> bool:
     )
 
 
-def native_of(view: ShardView, found: Opened, *, fail_on_data_loss: bool) -> Native:
+def native_of(view: ShardView, found: Opened | BrokerPlace, *, fail_on_data_loss: bool) -> Native:
     """The longest run of a partition, from its earliest offset, that is Parquet in files, or gaps between them.
 
     Raises `DataLoss` for records that went missing in it, unless asked to go on.
@@ -181,7 +184,7 @@ def native_of(view: ShardView, found: Opened, *, fail_on_data_loss: bool) -> Nat
     )
 
 
-def _native_address(piece: ScanPiece, found: Opened) -> str | None:
+def _native_address(piece: ScanPiece, found: Opened | BrokerPlace) -> str | None:
     """Where Spark finds a piece by itself: a whole Parquet file."""
     descriptor = piece.descriptor
     if descriptor is None or descriptor.kind is not DescriptorKind.PARQUET or piece.stop != descriptor.end:
@@ -190,7 +193,7 @@ def _native_address(piece: ScanPiece, found: Opened) -> str | None:
     return address if address is not None and address.startswith(FILE) else None
 
 
-def _refuse_loss(view: ShardView, piece: ScanPiece, found: Opened) -> None:
+def _refuse_loss(view: ShardView, piece: ScanPiece, found: Opened | BrokerPlace) -> None:
     for gap in _gaps(piece, found):
         lost = gap.stop - gap.start - view.deleted.count_in(gap.start, gap.stop)
         if gap.stop > view.earliest and lost and gap.reason in (Reason.LOST, Reason.DAMAGED):
@@ -204,7 +207,7 @@ def _refuse_loss(view: ShardView, piece: ScanPiece, found: Opened) -> None:
             )
 
 
-def _gaps(piece: ScanPiece, found: Opened) -> Sequence[Gap]:
+def _gaps(piece: ScanPiece, found: Opened | BrokerPlace) -> Sequence[Gap]:
     """The gaps that a piece names; one with a record for every offset is not opened for that."""
     descriptor = piece.descriptor
     assert descriptor is not None

@@ -24,6 +24,7 @@ from forebay.loads.book import LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadStore, Sink, manifest_of, ready_to_offer
 from forebay.spark.place.opening import Opened, opened
+from forebay.spark.writing.brokered import deliver_by_broker, give_up_by_broker
 from forebay.spark.writing.options import Target
 from forebay.spark.writing.staging import StagedSegment
 from forebay.storage import Storage
@@ -60,12 +61,18 @@ def deliver(target: Target, load_id: str, results: Sequence[TaskResult], sink: S
     Raises `Unavailable` if it was not attached in time, `Conflict` if the topic is not as it was when it was planned:
     nothing of it is in the topic then, except where the message says that this is not known.
     """
+    if target.location.broker is not None:
+        deliver_by_broker(target, load_id, results, sink)
+        return
     with opened(target.location, read_only=False) as found:
         Delivery(target, found).run(load_id, results, sink)
 
 
 def give_up(target: Target, load_id: str, results: Sequence[TaskResult]) -> None:
     """Nothing of it will ever be in the topic, if it is not already; what was staged is removed, now or later."""
+    if target.location.broker is not None:
+        give_up_by_broker(target, load_id)
+        return
     with opened(target.location, read_only=False) as found:
         book = LoadBook(found.metadata, found.settings.metadata.prefix, found.clock)
         unknown_as = never_offered(target.spec, created_at=found.clock.now_ms())

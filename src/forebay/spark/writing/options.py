@@ -23,7 +23,7 @@ from forebay.topics import Engine, TopicName, TopicSpec, parse_compression
 
 ATTACH_SECONDS: Final = 120.0
 ATTACH_SECONDS_MAX: Final = 86_400.0
-NAMES: Final = (*PLACE_NAMES[:4], "topic", "attachTimeout", "queryId", "batchId")
+NAMES: Final = (*PLACE_NAMES, "topic", "attachTimeout", "queryId", "batchId")
 _QUERY_ID: Final = re.compile(r"[0-9A-Za-z-]{1,100}")
 _BATCH_ID: Final = re.compile(r"[0-9]{1,18}")
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
@@ -80,31 +80,44 @@ class Target:
         return parse_compression(self.spec.compression)
 
     @property
+    def is_staged_by_broker(self) -> bool:
+        """Whether rows go to the store through the broker: tasks do not reach it."""
+        return self.location.broker is not None and self.location.store_name is None
+
+    @property
     def store_location(self) -> Location:
         """Where tasks put segments: they need the data directory only if that is where the segments go."""
         shared = self.location.settings().is_shared
-        return dataclasses.replace(self.location, path=None) if shared else self.location
+        return dataclasses.replace(self.location, path=None, broker=None) if shared else self.location
 
 
 def look(options: WriteOptions, clock: Clock | None = None) -> Target:
     """Find the topic; refuses one that takes no load."""
-    with opened(options.location) as found:
-        try:
-            spec = found.definitions.get(options.topic)
-        except UnknownTopic as error:
-            raise UnknownTopic(
-                f"there is no topic {options.topic} in {options.location}: create it first, with "
-                f'forebay.open(…).create_topic("{options.topic}", partitions=…) or "forebay topic create"'
-            ) from error
+    run = (clock or SystemClock()).random_bytes(8).hex()
+    try:
+        location, spec = _found(options, run)
+    except UnknownTopic as error:
+        raise UnknownTopic(
+            f"there is no topic {options.topic} in {options.location}: create it first, with "
+            f'forebay.open(…).create_topic("{options.topic}", partitions=…) or "forebay topic create"'
+        ) from error
     if spec.engine is not Engine.SEGMENT:
         raise Unsupported(
             f"{spec.name} lives on the {spec.engine} engine, which Spark cannot write to: append in the process that "
             'owns it, or write to a topic on engine "segment"'
         )
-    run = (clock or SystemClock()).random_bytes(8).hex()
-    return Target(
-        location=options.location, spec=spec, attach_seconds=options.attach_seconds, run=run, sink=options.sink
-    )
+    return Target(location=location, spec=spec, attach_seconds=options.attach_seconds, run=run, sink=options.sink)
+
+
+def _found(options: WriteOptions, run: str) -> tuple[Location, TopicSpec]:
+    """The topic, and where its segments go."""
+    location = options.location
+    if location.broker is None:
+        with opened(location) as found:
+            return location, found.definitions.get(options.topic)
+    from forebay.spark.writing.brokered import look_at_broker
+
+    return look_at_broker(location, options.topic, run)
 
 
 def load_id_of(target: Target, sink: Sink) -> str:

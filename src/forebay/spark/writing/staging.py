@@ -6,9 +6,9 @@ not Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -42,15 +42,22 @@ class StagedSegment:
     segment: Prepared
 
 
+class SegmentWriter(Protocol):
+    """Writes rows of a partition as finished segments: into a store, or by a broker."""
+
+    def write(self, partition: int, rows: Sequence[pa.RecordBatch]) -> list[StagedSegment]:
+        """The segments, in the order of the rows, of which there is at least one; on return they are durable."""
+
+
 def stage(
-    store: BlobStore, task: Task, batches: Iterable[pa.RecordBatch], *, clock: Clock, bytes_max: int = WAITING_BYTES_MAX
+    writer: SegmentWriter, task: Task, batches: Iterable[pa.RecordBatch], *, bytes_max: int = WAITING_BYTES_MAX
 ) -> list[StagedSegment]:
     """Write the rows; on return every segment is durable. Those of one partition stand in the order of their rows.
 
     Rows without partition and key go to one partition batch by batch, to the next one with the next batch; where
     they begin follows from the number of the task, so that many small tasks spread them.
     """
-    staging = _Staging(store, task, clock)
+    staging = _Staging(writer)
     for turn, rows in enumerate(batches, start=task.number):
         if rows.num_rows:
             for part in parts_of(rows, task.partitions, turn):
@@ -60,13 +67,34 @@ def stage(
     return staging.finish()
 
 
-class _Staging:
+class StoreWriter:
+    """Writes segments into a store that is reached from here."""
+
     def __init__(self, store: BlobStore, task: Task, clock: Clock) -> None:
-        self.waiting_bytes = 0
         self._store = store
         self._task = task
         self._clock = clock
         self._now_ms = clock.now_ms()
+
+    def write(self, partition: int, rows: Sequence[pa.RecordBatch]) -> list[StagedSegment]:
+        """See `SegmentWriter`."""
+        task = self._task
+        segment = write_segment(
+            self._store,
+            LoadPlace(task.load_id, task.topic_id, partition),
+            f"{task.number}-{task.attempt}",
+            (encode_arrow(batch, self._now_ms) for batch in rows),
+            clock=self._clock,
+            zstd_level=task.zstd_level,
+        )
+        assert segment is not None, "there are rows"
+        return [StagedSegment(partition, segment)]
+
+
+class _Staging:
+    def __init__(self, writer: SegmentWriter) -> None:
+        self.waiting_bytes = 0
+        self._writer = writer
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
         self._sizes: dict[int, int] = {}
         self._staged: list[StagedSegment] = []
@@ -88,14 +116,4 @@ class _Staging:
     def _write(self, partition: int) -> None:
         waiting = self._waiting.pop(partition)
         self.waiting_bytes -= self._sizes.pop(partition)
-        task = self._task
-        segment = write_segment(
-            self._store,
-            LoadPlace(task.load_id, task.topic_id, partition),
-            f"{task.number}-{task.attempt}",
-            (encode_arrow(rows, self._now_ms) for rows in waiting),
-            clock=self._clock,
-            zstd_level=task.zstd_level,
-        )
-        assert segment is not None, "a partition that waits has rows"
-        self._staged.append(StagedSegment(partition, segment))
+        self._staged += self._writer.write(partition, waiting)

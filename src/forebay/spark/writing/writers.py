@@ -8,6 +8,7 @@ in their messages.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,10 +21,11 @@ from pyspark.sql.types import StructType
 from forebay.errors import Conflict, Unsupported
 from forebay.loads.prepare import Sink
 from forebay.spark.place.opening import opened
+from forebay.spark.writing.brokered import BrokerStaging
 from forebay.spark.writing.delivery import TaskResult, deliver, give_up, load_store
 from forebay.spark.writing.options import Target, WriteOptions, load_id_of, look
 from forebay.spark.writing.rows import check_columns
-from forebay.spark.writing.staging import Task, stage
+from forebay.spark.writing.staging import StoreWriter, Task, stage
 
 
 @dataclass
@@ -75,8 +77,12 @@ def stage_rows(target: Target, load_id: str, rows: Iterator[pa.RecordBatch]) -> 
         number=context.partitionId(),
         attempt=context.taskAttemptId(),
     )
-    with opened(target.store_location) as found:
-        staged = stage(load_store(found).store, task, rows, clock=found.clock)
+    if target.is_staged_by_broker:
+        with contextlib.closing(BrokerStaging(target, task)) as writer:
+            staged = stage(writer, task, rows)
+    else:
+        with opened(target.store_location) as found:
+            staged = stage(StoreWriter(load_store(found).store, task, found.clock), task, rows)
     return TaskResult(load_id=load_id, number=task.number, staged=tuple(staged))
 
 
