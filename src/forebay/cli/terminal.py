@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import typer
 
 from forebay.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_FIGURE: Final = re.compile(r"[0-9][0-9.,]*( [KMGT]?i?B)?|[-?]|")
 
 
 def say(line: str) -> None:
@@ -53,7 +63,10 @@ def as_json(value: object) -> str:
 
 
 class PagedTable:
-    """A table that is shown part by part, as its rows come. The first rows decide how wide the columns are."""
+    """A table that is shown part by part, as its rows come. The first rows decide how wide the columns are.
+
+    On a terminal it is drawn to fit; else columns are parted by spaces, and no cell is cut or coloured.
+    """
 
     def __init__(self, *heads: str) -> None:
         self._heads = heads
@@ -62,16 +75,59 @@ class PagedTable:
     def say(self, rows: Sequence[Sequence[object]]) -> None:
         """Show more rows, the first ones below the heads."""
         lines = [list(map(str, row)) for row in rows]
-        if not self._widths:
-            lines = [list(self._heads), *lines]
-            self._widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
+        is_first = not self._widths
+        if is_first:
+            self._widths = [max(map(len, column)) for column in zip(self._heads, *lines, strict=True)]
+        if draws():
+            say(drawn(table_of(self._heads, lines, self._widths, show_heads=is_first)))
+            return
+        for line in [list(self._heads), *lines] if is_first else lines:
             say("  ".join(cell.ljust(width) for cell, width in zip(line, self._widths, strict=True)).rstrip())
 
 
 def say_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Rows in columns as wide as they need to be."""
     PagedTable(*heads).say(rows)
+
+
+def draws() -> bool:
+    """Whether stdout is a terminal that can draw."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+def drawn(shown: RenderableType) -> str:
+    """What rich makes of it on a terminal as wide as this one, without the last end of line."""
+    from rich.console import Console
+
+    paper = io.StringIO()
+    width = shutil.get_terminal_size().columns
+    Console(file=paper, force_terminal=True, width=width, legacy_windows=False).print(shown)
+    return paper.getvalue().removesuffix("\n")
+
+
+def table_of(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = (), *, show_heads: bool = True
+) -> Table:
+    """A table for a terminal: figures to the right, long cells folded, nothing in a cell taken for a command."""
+    from rich.table import Table
+    from rich.text import Text
+
+    # A column that would not fit is folded, never left out.
+    fits = bool(widths) and sum(widths) + 2 * len(widths) <= shutil.get_terminal_size().columns
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=show_heads and any(heads)
+    )
+    for place, head in enumerate(heads):
+        is_figure = bool(rows) and all(_FIGURE.fullmatch(row[place]) for row in rows)
+        table.add_column(
+            Text(head),
+            justify="right" if is_figure else "left",
+            overflow="fold",
+            min_width=widths[place] if fits else None,
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def readable_bytes(count: float) -> str:

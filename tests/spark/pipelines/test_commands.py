@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from forebay.cli.pipeline.run import live_line
+from forebay.cli.pipeline.run import live_sinks
 from forebay.clock import SystemClock
 from forebay.errors import Unavailable
 from forebay.spark import pipelines
@@ -120,21 +120,27 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_line_shows_how_far_the_sinks_are_where_another_caller_is_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = SinkProgress(name="out", writes="shop/out", batch=3, read=1200, rows=90, rows_per_second=400, lag=17)
+def test_a_table_shows_how_far_the_sinks_are_where_a_person_is_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    sinks = [
+        SinkProgress(name="out", writes="shop/out", batch=3, read=1200, rows=90, rows_per_second=400, lag=17),
+        SinkProgress(name="files", writes="out", rows=5, tasks=(2, 8)),
+    ]
     monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    with live_line() as nobody:
-        assert nobody is None
+    with live_sinks() as no_one:
+        assert no_one is None
 
     monkeypatch.setattr("sys.stderr", terminal := _Terminal())
-    with live_line() as line:
-        assert line is not None
-        line([sink, sink])
-        shown = terminal.getvalue()
-    begun = "\r\x1b[2K"
-    assert shown == f"{begun}out: batch 3, 1,200 rows read, 90 written, 400/s, lag 17 | "[: len(begun) + 59]
-    assert terminal.getvalue() == shown + begun
+    with live_sinks() as show:
+        assert show is not None
+        show(sinks)
+        lines = [line.split() for line in terminal.getvalue().splitlines()]
+        shown = len(terminal.getvalue())
+
+    assert ["out", "3", "1,200", "90", "400", "17"] in lines
+    assert ["files", "2", "of", "8", "tasks", "0", "5", "0", "-"] in lines
+    assert "\x1b[2K" in terminal.getvalue()[shown:], "the table is gone in the end"
 
 
 @pytest.mark.spark

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,12 @@ from forebay.cli.invocation import Invocation
 from forebay.cli.options import MASTER_DEFAULT, AsJson, ConfOption, DryRunOption, MasterOption
 from forebay.cli.pipeline import app
 from forebay.cli.pipeline.declared import FileArgument, checked_pipeline, flaws_by_line, pipeline_session, say_outline
-from forebay.cli.terminal import say, say_json
+from forebay.cli.terminal import say, say_json, table_of
 
 if TYPE_CHECKING:
-    from forebay.spark.pipelines.progress import SinkProgress
+    from forebay.spark.pipelines.progress import OnProgress, SinkProgress
+
+SINK_HEADS = ("sink", "batch", "rows read", "written", "rows/s", "lag")
 
 
 @command(
@@ -52,7 +53,7 @@ def run_pipeline(
         from forebay.spark.pipelines.running import Running
 
         # Spark has taken the signals over, to end jobs wherever they are: we end queries, in order.
-        with run.interruptions.heeded(), live_line() as on_progress:
+        with run.interruptions.heeded(), live_sinks() as on_progress:
             running = Running(
                 pipeline=pipeline,
                 place=outlined.location,
@@ -72,27 +73,21 @@ def run_pipeline(
 
 
 @contextmanager
-def live_line() -> Iterator[_Live | None]:
-    """A line on stderr that is written again and again, where a person is looking."""
+def live_sinks() -> Iterator[OnProgress | None]:
+    """A table of the sinks on stderr that is drawn again and again, where a person is looking; gone in the end."""
     if not sys.stderr.isatty():
         yield None
         return
-    line = _Live()
-    try:
-        yield line
-    finally:
-        line.clear()
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False) as live:
+        yield lambda sinks: live.update(table_of(SINK_HEADS, [_cells(sink) for sink in sinks]), refresh=True)
 
 
-class _Live:
-    """Shows how far the sinks are."""
-
-    def __call__(self, sinks: Sequence[SinkProgress]) -> None:
-        width = shutil.get_terminal_size().columns
-        shown = " | ".join(str(sink) for sink in sinks)
-        self.clear(shown[: max(width - 1, 20)])
-
-    def clear(self, text: str = "") -> None:
-        """Begin the line again."""
-        sys.stderr.write(f"\r\x1b[2K{text}")
-        sys.stderr.flush()
+def _cells(sink: SinkProgress) -> tuple[str, ...]:
+    """How far a sink is. Of one batch over everything there is no lag, and tasks are counted in place of batches."""
+    tasks = None if sink.tasks is None else f"{sink.tasks[0]:,} of {sink.tasks[1]:,} tasks"
+    batch = "-" if sink.batch is None else str(sink.batch)
+    lag = "-" if sink.lag is None else f"{sink.lag:,}"
+    return sink.name, tasks or batch, f"{sink.read:,}", f"{sink.rows:,}", f"{sink.rows_per_second:,.0f}", lag
