@@ -56,6 +56,19 @@ WORDS: Final = {
     "group show": "readers",
     "group reset": "readers shop/orders --to earliest",
     "group delete": "readers --yes",
+    "subscription create": "shop/orders auditing",
+    "subscription list": "",
+    "subscription show": "shop/orders mails",
+    "subscription pause": "shop/orders mails",
+    "subscription resume": "shop/orders mails",
+    "subscription seek": "shop/orders mails --to earliest",
+    "subscription peek": "shop/orders mails",
+    "subscription consume": "shop/orders mails",
+    "subscription delete": "shop/orders mails --yes",
+    "deadletter list": "shop/orders mails",
+    "deadletter show": "shop/orders mails --letter 0:0",
+    "deadletter replay": "shop/orders mails --all",
+    "deadletter purge": "shop/orders mails --all --yes",
     "router create": "copies shop/orders --to shop/copies",
     "router alter": "copying --tag eu",
     "router pause": "copying",
@@ -112,6 +125,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log.seal_topic("shop/sealed")
         log.group("readers").commit("shop/orders", 1)
         inside(log).metadata.transaction([], [Put(token_key(TOKEN.token_id), encode_value(TOKEN))])
+    words = "subscription create shop/orders mails --from earliest --deliveries-max 1 --on-spent dead-letter"
+    for line in (words, "subscription consume shop/orders mails --count 1 --nack"):
+        assert CliRunner().invoke(app, [*line.split(), "--data", str(root / "data")]).exit_code == 0
     for name, text in FILES.items():
         (root / name).write_text(text)
     return root
