@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import forebay
 from tests.support.brokers import RunningBroker, running_broker
 
 _PAGE: Final = Path(__file__).parents[2] / "docs" / "broker.md"
+_SUBSCRIPTIONS: Final = _PAGE.with_name("subscriptions.md")
 _BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMANDS: Final = [
     line.removeprefix("$ ")
@@ -37,8 +39,10 @@ def test_a_command_of_the_guide_works(served: tuple[Path, RunningBroker], comman
     with broker.client() as client:
         # Each command works by itself, too: what the page does before it is there.
         client.put("/v1/topics/shop/orders", json={"partitions": 2, "durability": "fsync", "exist_ok": True})
+        client.put("/v1/topics/shop/orders/subscriptions/billing", json={"mode": "shared", "start": "earliest"})
+        client.put("/v1/topics/shop/orders/subscriptions/billing/consumers/worker-1")
     here = command.replace("http://127.0.0.1:7878", broker.url)
-    if "-X PUT" in here:
+    if "-X PUT" in here and "subscriptions" not in here:
         here = here.replace("shop/orders", "shop/first")
     ended = subprocess.run(
         ["bash", "-c", f'export PATH="{Path(sys.executable).parent}:$PATH"; {here}'],
@@ -51,6 +55,21 @@ def test_a_command_of_the_guide_works(served: tuple[Path, RunningBroker], comman
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout, "it says something"
     assert '"error"' not in ended.stdout, ended.stdout
+
+
+def test_the_commands_of_the_page_on_subscriptions_work_in_order(served: tuple[Path, RunningBroker]) -> None:
+    """On a topic of its own, from the first to the last."""
+    path, broker = served
+    (script,) = re.findall(r"^```sh\n(.*?)^```$", _SUBSCRIPTIONS.read_text(), re.MULTILINE | re.DOTALL)
+    here = script.replace("http://127.0.0.1:7878", broker.url).replace("shop/orders", "shop/subscribed")
+    here = here.replace("curl ", "curl -sS --fail-with-body -w '\\n' ")
+    ended = subprocess.run(["bash", "-ec", here], cwd=path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    answers = [json.loads(line) for line in ended.stdout.splitlines() if line]
+    pulled = [[each["attempt"] for each in answer["records"]] for answer in answers if "records" in answer]
+    assert pulled == [[1, 1], [2, 1]]
+    assert {"counted": 2} in answers
+    assert answers[-1]["partitions"][0]["lag"] == 0
 
 
 @pytest.mark.parametrize("example", re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL))

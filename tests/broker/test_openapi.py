@@ -43,7 +43,9 @@ def test_every_schema_of_the_document_is_one() -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_the_router_finds_every_route_and_no_other(route: Route) -> None:
     router = Router(ROUTES)
-    path = route.path.format(namespace="shop", topic="orders", group="billing", load="one", router="one").encode()
+    path = route.path.format(
+        namespace="shop", topic="orders", group="billing", load="one", router="one", subscription="s", consumer="c"
+    ).encode()
     found = router.find(route.method, path)
     assert not isinstance(found, frozenset)
     assert found.route is route

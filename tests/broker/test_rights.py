@@ -68,7 +68,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def right_request(route: Route) -> dict[str, Any]:
     """A right request of this route, on the topic shop/orders."""
-    path = route.path.format(namespace="shop", topic="orders", group="billing", load="one", router="one")
+    path = route.path.format(
+        namespace="shop", topic="orders", group="billing", load="one", router="one", subscription="s", consumer="c"
+    )
     where = {"topic": "shop/orders"}
     bodies: dict[str, Any] = {
         "patch_topic": {"cap_records": 1000},
@@ -79,12 +81,15 @@ def right_request(route: Route) -> dict[str, Any]:
         "put_load": {"segments": []},
         "put_router": {"sources": ["shop/orders"], "destination": "shop/copy"},
         "put_rule": {"tags": ["eu"]},
+        "seek_subscription": {"to": "earliest"},
+        "nack_records": {"offsets": {}},
     }
     queries: dict[str, Any] = {
         "find_offset": {"at": "latest"},
         "get_sequence": {"producer": 1},
         "delete_records": {"key": "k"},
         "fetch_offset": where,
+        "get_dead_letter": {"offset": 0},
         "watch_topics": where,
     }
     return {
@@ -116,6 +121,11 @@ def _may(caller: Caller, route: Route) -> bool:
     scopes = set(route.scopes)
     if route.name in ("copy_topic", *CHANGES_OF_ROUTERS):
         return {AccessScope.READ, AccessScope.WRITE} <= set(caller.scopes) and caller.prefix in ("shop/", "*")
+    if route.name == "replay_dead_letters":
+        # There are none: it asks for the right to remove them, and for that to read.
+        return {AccessScope.DELETE, AccessScope.READ} <= set(caller.scopes) and caller.prefix in ("shop/", "*")
+    if route.name == "purge_dead_letters":
+        return {AccessScope.DELETE, AccessScope.READ} <= set(caller.scopes) and caller.prefix in ("shop/", "*")
     if route.name == "delete_group":
         # It has places in two namespaces.
         return AccessScope.READ in caller.scopes and caller.prefix == "*"

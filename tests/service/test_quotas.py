@@ -13,7 +13,7 @@ from forebay.service.quotas import BURST_SECONDS, Admission, QuotaCounts, Quotas
 from forebay.settings import MIB, ServerSettings
 from forebay.testing.clock import ManualClock
 
-QUIET = QuotaCounts(requests=0, bytes=0, streams=0, principals=0, admitted=0)
+QUIET = QuotaCounts(requests=0, bytes=0, streams=0, consumers=0, principals=0, admitted=0)
 
 
 def quotas(clock: ManualClock | None = None, **limits: int) -> Quotas:
@@ -28,10 +28,11 @@ def under_way(quotas: Quotas) -> tuple[int, int, int]:
 def test_what_is_under_way_counts_and_then_no_longer() -> None:
     here = quotas()
 
-    with here.request("a", 100), here.request("b", 20), here.stream("a"):
+    with here.request("a", 100), here.request("b", 20), here.stream("a"), here.consumer("a"):
+        assert here.counts().consumers == 1
         assert under_way(here) == (2, 120, 1)
         assert here.counts().principals == 2
-    assert here.counts() == QuotaCounts(requests=0, bytes=0, streams=0, principals=0, admitted=3)
+    assert here.counts() == QuotaCounts(requests=0, bytes=0, streams=0, consumers=0, principals=0, admitted=4)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from forebay.aio.deadletters import AsyncDeadLetters
+from forebay.aio.reads import UNNAMED
 from forebay.aio.workers import Workers, wake_loop
 from forebay.arguments import checked_seconds
 from forebay.errors import Closed
@@ -50,9 +51,9 @@ class AsyncSubscription:
         """The definition that it goes by."""
         return self._subscription.spec
 
-    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> AsyncConsumer:
-        """See `Subscription.consumer`."""
-        return AsyncConsumer(self._subscription.driver, name, unacked_max, self._workers)
+    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX, who: str = UNNAMED) -> AsyncConsumer:
+        """See `Subscription.consumer`. A server says for whom it reads: its callers take turns."""
+        return AsyncConsumer(self._subscription.driver, name, unacked_max, self._workers, who)
 
     async def consumers(self) -> list[str]:
         """See `Subscription.consumers`."""
@@ -94,14 +95,17 @@ class AsyncSubscription:
 class AsyncConsumer:
     """One consumer of a subscription. For one task at a time, but for `ack` and `nack`."""
 
-    def __init__(self, driver: SubscriptionDriver, name: str, unacked_max: int, workers: Workers) -> None:
+    def __init__(self, driver: SubscriptionDriver, name: str, unacked_max: int, workers: Workers, who: str) -> None:
         check_consumer(name, unacked_max)
         self._driver = driver
         self._name = name
         self._unacked_max = unacked_max
         self._workers = workers
+        self._who = who
         self._attached: int | None = None
         self._is_closed = False
+        self._pulling: asyncio.Future[list[DeliveredRecord]] | None = None
+        """What a thread reads, or has read last."""
 
     async def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
         """See `Consumer.take`. A take that is cancelled has taken nothing."""
@@ -155,6 +159,35 @@ class AsyncConsumer:
         """See `Consumer.lost`."""
         return 0 if self._attached is None else self._driver.dispatch.lost(self._attached)
 
+    # For servers, whose callers name records by their offsets
+
+    def ack_offsets(self, done: Mapping[int, Sequence[int]]) -> int:
+        """As `ack`, by partition."""
+        return self._driver.ack(self._number, done)
+
+    def ack_offset_up_to(self, partition: int, offset: int) -> int:
+        """As `ack_cumulative`."""
+        return self._driver.ack_up_to(self._number, partition, offset)
+
+    def nack_offsets(self, failed: Mapping[int, Sequence[int]], delay_ms: int | None, error: str | None) -> int:
+        """As `nack`, by partition."""
+        return self._driver.nack(self._number, failed, checked_delay(delay_ms), error)
+
+    @property
+    def may_give_back(self) -> bool:
+        """Whether what was taken can be given back: not where records are delivered at most once."""
+        return not self._driver.dispatch.is_lossy
+
+    def give_back(self, taken: Mapping[int, Sequence[int]]) -> None:
+        """What was taken and not used is due again, as if it had not been delivered."""
+        for partition, offsets in taken.items():
+            self._driver.dispatch.give_back(self._number, partition, offsets)
+
+    async def settle(self) -> None:
+        """Return when no thread reads for this consumer: what a cancelled take had claimed is given back."""
+        if self._pulling is not None:
+            await asyncio.wait((self._pulling,))
+
     async def close(self) -> None:
         """See `Consumer.close`. Goes on in its thread if it is cancelled."""
         self._is_closed = True
@@ -180,7 +213,7 @@ class AsyncConsumer:
     async def _attach(self) -> None:
         if self._attached is not None or self._is_closed:
             return
-        attaching = self._workers.start(self._driver.attach, self._name, self._unacked_max)
+        attaching = self._workers.start_opening(self._driver.attach, self._name, self._unacked_max)
         try:
             self._attached = await asyncio.shield(attaching)
         except asyncio.CancelledError:
@@ -200,7 +233,8 @@ class AsyncConsumer:
         found = self._driver.pull_cached(number, count)
         if found is not None:
             return found
-        pulling = self._workers.start(self._driver.pull, number, count)
+        pulling = self._workers.start_reading(partial(self._driver.pull, number, count), self._who)
+        self._pulling = pulling
         try:
             return await asyncio.shield(pulling)
         except asyncio.CancelledError:

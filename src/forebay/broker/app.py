@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NO_CONTENT: Final = 204
-NOTHING_COUNTED: Final = QuotaCounts(requests=0, bytes=0, streams=0, principals=0, admitted=0)
+NOTHING_COUNTED: Final = QuotaCounts(requests=0, bytes=0, streams=0, consumers=0, principals=0, admitted=0)
 RECOVERING_MAX: Final = 0.9999
 """How far a recovery says to be at most: the whole means that the broker is ready."""
 LOOP_ITEMS_MAX: Final = 100
@@ -185,6 +185,11 @@ class Broker:
             yield answer
         finally:
             self._lasting.discard(answer)
+
+    async def finish(self) -> None:
+        """Have the sessions of callers end in order, before the log is closed. Once no request is left."""
+        if self._service is not None:
+            await self._service.subscriptions.close()
 
     async def watch_rights(self) -> None:
         """End the answers of callers that have lost their right to them, until cancelled."""

@@ -86,7 +86,7 @@ class Request:
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         """As it was sent: what is encoded is decoded part by part, so that no part becomes two."""
         self.at: Mapping[str, str] = {}
-        """The parts of the path that a route names: namespace, topic, group, load, router."""
+        """The parts of the path that a route names: namespace, topic, group, load, router, subscription, consumer."""
         self.principal = NO_ONE
         """Who calls: set before a handler runs, for routes that ask for a right."""
         self.admission: Admission | None = None
@@ -149,10 +149,9 @@ class Request:
             found["topic"] = _printable(f"{self.at['namespace']}/{self.at['topic']}")
         if "group" in self.at:
             found["group"] = _printable(self.at["group"])
-        if "load" in self.at:
-            found["load"] = _printable(self.at["load"])
-        if "router" in self.at:
-            found["router"] = _printable(self.at["router"])
+        for name in ("load", "router", "subscription", "consumer"):
+            if name in self.at:
+                found[name] = _printable(self.at[name])
         if self.partition is not None:
             found["partition"] = self.partition
         if self.offset is not None:

@@ -131,6 +131,7 @@ class BrokerRun:
                 # A signal may have come first: the log is closed under the recovery, whose end is of no use any more.
                 recovering.cancel()
                 await asyncio.gather(recovering, return_exceptions=True)
+                await self.broker.finish()
                 logger.info("no request is left: closing the log")
         finally:
             self.stop()

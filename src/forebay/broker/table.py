@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from forebay.broker import groups, health, loads, metrics, plans, records, routers, status, topics, watch
+from forebay.broker import (
+    deadletters,
+    groups,
+    health,
+    loads,
+    metrics,
+    plans,
+    records,
+    routers,
+    status,
+    subscriptions,
+    topics,
+    watch,
+)
 
 ROUTES = (
     *topics.ROUTES,
@@ -12,6 +25,8 @@ ROUTES = (
     *watch.ROUTES,
     *groups.ROUTES,
     *routers.ROUTES,
+    *subscriptions.ROUTES,
+    *deadletters.ROUTES,
     *status.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,

@@ -29,11 +29,18 @@ from forebay.client.blocking import (
     RemoteStream,
     RemoteTopic,
 )
+from forebay.client.deadletters import AsyncRemoteDeadLetters, RemoteDeadLetters
 from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.loops import LoopThread
 from forebay.client.producers import AsyncRemoteProducer
 from forebay.client.routers import AsyncRemoteRouters, RemoteRouters
 from forebay.client.streams import AsyncRemoteStream
+from forebay.client.subscriptions import (
+    AsyncRemoteConsumer,
+    AsyncRemoteSubscription,
+    RemoteConsumer,
+    RemoteSubscription,
+)
 from forebay.client.transport import TIMEOUT_S, HttpTransport
 from forebay.clock import SystemClock
 from forebay.settings.sources import expand_text
@@ -41,6 +48,8 @@ from forebay.settings.sources import expand_text
 __all__ = [
     "AsyncRemoteAck",
     "AsyncRemoteBatchAck",
+    "AsyncRemoteConsumer",
+    "AsyncRemoteDeadLetters",
     "AsyncRemoteGroup",
     "AsyncRemoteLoads",
     "AsyncRemoteLog",
@@ -48,9 +57,12 @@ __all__ = [
     "AsyncRemoteReader",
     "AsyncRemoteRouters",
     "AsyncRemoteStream",
+    "AsyncRemoteSubscription",
     "AsyncRemoteTopic",
     "RemoteAck",
     "RemoteBatchAck",
+    "RemoteConsumer",
+    "RemoteDeadLetters",
     "RemoteGroup",
     "RemoteLoads",
     "RemoteLog",
@@ -58,6 +70,7 @@ __all__ = [
     "RemoteReader",
     "RemoteRouters",
     "RemoteStream",
+    "RemoteSubscription",
     "RemoteTopic",
     "connect",
     "connect_async",

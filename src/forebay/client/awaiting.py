@@ -24,6 +24,7 @@ from forebay.arguments import (
     checked_seconds,
 )
 from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck, arrow_records, many_records, one_record
+from forebay.client.deadletters import AsyncRemoteDeadLetters
 from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.producers import (
     BATCH_BYTES,
@@ -35,6 +36,12 @@ from forebay.client.producers import (
 )
 from forebay.client.routers import AsyncRemoteRouters
 from forebay.client.streams import AsyncRemoteStream, BoundedSource, FollowingSource, LookupSource
+from forebay.client.subscriptions import (
+    AsyncRemoteSubscription,
+    found_subscription,
+    listed_subscriptions,
+    subscribed,
+)
 from forebay.client.topics import TopicCalls, decoded, position_text, spec_of, topic_path
 from forebay.client.transport import HttpCall, HttpTransport
 from forebay.clock import Clock
@@ -57,7 +64,7 @@ from forebay.records import (
     check_offset,
 )
 from forebay.surface.awaiting import PAGE_BYTES, PAGE_RECORDS
-from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.wire.bodies import MediaType
 from forebay.wire.messages import Committed, Committing, GroupPage, GroupPlaces, ResetPlaces, Resetting, TopicList
 
@@ -543,6 +550,24 @@ class AsyncRemoteTopic:
         """See `surface.awaiting.TopicHandle.reader`."""
         return AsyncRemoteReader(self._topic, name)
 
+    async def subscribe(
+        self, name: str, *, start: Start = LATEST, **options: Unpack[SubscriptionOptions]
+    ) -> AsyncRemoteSubscription:
+        """See `surface.awaiting.SubscribableTopic.subscribe`."""
+        return await subscribed(self._topic, name, start, options)
+
+    async def subscription(self, name: str) -> AsyncRemoteSubscription:
+        """See `surface.awaiting.SubscribableTopic.subscription`."""
+        return await found_subscription(self._topic, name)
+
+    async def subscriptions(self) -> list[SubscriptionSpec]:
+        """See `surface.awaiting.SubscribableTopic.subscriptions`."""
+        return await listed_subscriptions(self._topic)
+
+    def dead_letters(self) -> AsyncRemoteDeadLetters:
+        """See `surface.awaiting.SubscribableTopic.dead_letters`."""
+        return AsyncRemoteDeadLetters(self._topic.transport, self._topic.name)
+
 
 class AsyncRemoteLog:
     """The topics of one broker, for one event loop. Made by `forebay.aio.connect`."""
@@ -657,6 +682,7 @@ class AsyncRemoteLog:
         """Send what is queued, and close the connections. Harmless when repeated."""
         for topic in self._topics.values():
             await topic.drain()
+            await topic.leave()
         await self._transport.close()
 
     async def disconnect(self) -> None:

@@ -16,6 +16,7 @@ from forebay.arguments import checked_seconds
 from forebay.bulk import BulkLoad, LoadBatch, LoadSegment, LoadTarget
 from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck
 from forebay.client.awaiting import AsyncRemoteGroup, AsyncRemoteLog, AsyncRemoteReader, AsyncRemoteTopic
+from forebay.client.deadletters import RemoteDeadLetters
 from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.loops import LoopThread
 from forebay.client.producers import (
@@ -28,6 +29,7 @@ from forebay.client.producers import (
 )
 from forebay.client.routers import RemoteRouters
 from forebay.client.streams import AsyncRemoteStream
+from forebay.client.subscriptions import RemoteSubscription
 from forebay.errors import ForebayError, Indeterminate
 from forebay.records import (
     EARLIEST,
@@ -44,7 +46,7 @@ from forebay.records import (
     Start,
 )
 from forebay.surface.blocking import PAGE_BYTES, PAGE_LOADS, PAGE_RECORDS
-from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicChanges, TopicLimits, TopicName, TopicSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -654,6 +656,25 @@ class RemoteTopic:
     def reader(self, name: str) -> RemoteReader:
         """See `surface.TopicHandle.reader`."""
         return RemoteReader(self._topic.reader(name), self._loop)
+
+    def subscribe(
+        self, name: str, *, start: Start = LATEST, **options: Unpack[SubscriptionOptions]
+    ) -> RemoteSubscription:
+        """See `surface.SubscribableTopic.subscribe`."""
+        subscribe = partial(self._topic.subscribe, name, start=start, **options)
+        return RemoteSubscription(self._loop.call(subscribe), self._loop)
+
+    def subscription(self, name: str) -> RemoteSubscription:
+        """See `surface.SubscribableTopic.subscription`."""
+        return RemoteSubscription(self._loop.call(partial(self._topic.subscription, name)), self._loop)
+
+    def subscriptions(self) -> list[SubscriptionSpec]:
+        """See `surface.SubscribableTopic.subscriptions`."""
+        return self._loop.call(self._topic.subscriptions)
+
+    def dead_letters(self) -> RemoteDeadLetters:
+        """See `surface.SubscribableTopic.dead_letters`."""
+        return RemoteDeadLetters(self._topic.dead_letters(), self._loop)
 
 
 class RemoteLog:

@@ -5,9 +5,10 @@ All handles of a log for one topic share this, and so the lanes of its appends.
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -39,6 +40,13 @@ def spec_of(body: bytes) -> TopicSpec:
     return decoded(TopicItem, body).spec()
 
 
+class ClosedWithLog(Protocol):
+    """What ends before the connections of its log are closed."""
+
+    async def close(self) -> None:
+        """End it. Harmless when repeated; raises nothing."""
+
+
 class TopicCalls:
     """The requests about one topic."""
 
@@ -49,8 +57,10 @@ class TopicCalls:
         self.name = str(spec.name)
         self.path = topic_path(spec.name)
         self.appends = Appends(transport, self.path, self.name, clock, lambda: self.spec.partitions)
-        self._clock = clock
+        self.clock = clock
         self._producers: weakref.WeakSet[AsyncRemoteProducer] = weakref.WeakSet()
+        self.consumers: weakref.WeakSet[ClosedWithLog] = weakref.WeakSet()
+        """Of its subscriptions: they leave when the log is closed."""
 
     async def refresh(self) -> TopicSpec:
         """Ask for the definition as it is now; `Closed` if this topic is gone and another one has its name."""
@@ -119,7 +129,7 @@ class TopicCalls:
         made = AsyncRemoteProducer(
             self.appends,
             self.spec.partitions,
-            self._clock,
+            self.clock,
             linger_ms=linger_ms,
             batch_records=batch_records,
             batch_bytes=batch_bytes,
@@ -134,6 +144,10 @@ class TopicCalls:
         await self.appends.drain()
         for producer in list(self._producers):
             await producer.flush()
+
+    async def leave(self) -> None:
+        """Have all consumers leave: what they hold is due for others at once."""
+        await asyncio.gather(*(consumer.close() for consumer in list(self.consumers)))
 
     async def flush(self) -> None:
         """On return everything appended so far is synced."""

@@ -85,7 +85,8 @@ class HttpTransport:
         self.url = _checked_url(url)
         self._clock = clock
         self._guard = ForkGuard()
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """How long a call is tried."""
         attempt_s = timeout_s / ATTEMPTS_MIN
         self._client = httpx.AsyncClient(
             base_url=self.url,
@@ -156,9 +157,9 @@ class HttpTransport:
         except httpx.HTTPError as error:
             raise _lost(call, self.url, error) from error
 
-    def attempts(self, call: HttpCall) -> CallAttempts:
+    def attempts(self, call: HttpCall, timeout_s: float | None = None) -> CallAttempts:
         """Counts the attempts at a call, for callers who make them, or ask what came of them."""
-        return CallAttempts(call, self.url, self._timeout_s, self._clock)
+        return CallAttempts(call, self.url, self.timeout_s if timeout_s is None else timeout_s, self._clock)
 
     def _request(self, call: HttpCall) -> httpx.Request:
         headers = {"accept": call.accept, "accept-encoding": "identity", **call.headers}

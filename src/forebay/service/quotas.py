@@ -65,12 +65,13 @@ class _Use:
     requests: int = 0
     size: int = 0
     streams: int = 0
+    consumers: int = 0
     request_rate: RateBucket | None = None
     byte_rate: RateBucket | None = None
 
     def is_idle(self, now: float) -> bool:
         rates = (self.request_rate, self.byte_rate)
-        is_at_rest = not (self.requests or self.size or self.streams)
+        is_at_rest = not (self.requests or self.size or self.streams or self.consumers)
         return is_at_rest and all(rate is None or rate.is_full(now) for rate in rates)
 
 
@@ -81,31 +82,42 @@ class QuotaCounts:
     requests: int
     bytes: int
     streams: int
+    consumers: int
+    """Of subscriptions, attached from request to request."""
     principals: int
     """How many of them are remembered: those with something under way, or with a rate that is not paid off."""
     admitted: int
-    """Requests and streams."""
+    """Requests, streams and consumers."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """By the name of the setting that was reached."""
 
 
 class Admission:
-    """One request with its answer, or one stream, that is under way. It counts inside its `with` block alone."""
+    """One request with its answer, one stream or one consumer that is under way. It counts inside its `with` block."""
 
-    __slots__ = ("_is_entered", "_principal", "_quotas", "_requests", "_size", "_streams")
+    __slots__ = ("_consumers", "_is_entered", "_principal", "_quotas", "_requests", "_size", "_streams")
 
-    def __init__(self, quotas: Quotas, principal: str, *, requests: int, size: int, streams: int) -> None:
+    def __init__(
+        self, quotas: Quotas, principal: str, *, requests: int = 0, size: int = 0, streams: int = 0, consumers: int = 0
+    ) -> None:
         self._quotas = quotas
         self._principal = principal
         self._requests = requests
         self._size = size
         self._streams = streams
+        self._consumers = consumers
         self._is_entered = False
 
     def __enter__(self) -> Self:
         """Count it; `Throttled` or `TooLarge` if it is beyond a limit, and then it does not count."""
         assert not self._is_entered, "an admission is entered once"
-        self._quotas.admit(self._principal, requests=self._requests, size=self._size, streams=self._streams)
+        self._quotas.admit(
+            self._principal,
+            requests=self._requests,
+            size=self._size,
+            streams=self._streams,
+            consumers=self._consumers,
+        )
         self._is_entered = True
         return self
 
@@ -143,7 +155,13 @@ class Admission:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._quotas.release(self._principal, requests=self._requests, size=self._size, streams=self._streams)
+        self._quotas.release(
+            self._principal,
+            requests=self._requests,
+            size=self._size,
+            streams=self._streams,
+            consumers=self._consumers,
+        )
 
 
 class Quotas:
@@ -160,11 +178,15 @@ class Quotas:
 
     def request(self, principal: str, size: int = 0) -> Admission:
         """A request of the principal whose body has `size` bytes, as far as is known; enter it with `with`."""
-        return Admission(self, principal, requests=1, size=size, streams=0)
+        return Admission(self, principal, requests=1, size=size)
 
     def stream(self, principal: str) -> Admission:
         """A stream of the principal; enter it with `with`."""
-        return Admission(self, principal, requests=0, size=0, streams=1)
+        return Admission(self, principal, streams=1)
+
+    def consumer(self, principal: str) -> Admission:
+        """A consumer of a subscription that the principal has attached; enter it with `with`."""
+        return Admission(self, principal, consumers=1)
 
     def check_topics(self, *, total: int, below: int) -> None:
         """Return if one more topic may be created: there are `total`, and `below` of them the principal may see.
@@ -185,13 +207,21 @@ class Quotas:
             requests=self._all.requests,
             bytes=self._all.size,
             streams=self._all.streams,
+            consumers=self._all.consumers,
             principals=len(self._by_principal),
             admitted=self._admitted,
             refused=dict(self._refused),
         )
 
     def admit(
-        self, principal: str, *, requests: int = 0, size: int = 0, streams: int = 0, size_before: int = 0
+        self,
+        principal: str,
+        *,
+        requests: int = 0,
+        size: int = 0,
+        streams: int = 0,
+        consumers: int = 0,
+        size_before: int = 0,
     ) -> None:
         """Count this for the principal and the process, or refuse it and count nothing of it. Called by `Admission`."""
         if size_before + size > self._settings.body_bytes_max:
@@ -204,7 +234,7 @@ class Quotas:
             )
         now = self._clock.monotonic()
         use = self._by_principal.get(principal) or self._new_use(now)
-        self._check_room(principal, use, requests, size, streams)
+        self._check_room(principal, use, requests, size, streams, consumers)
         self._check_rates(principal, use, requests, size, now)
         if use.request_rate is not None:
             use.request_rate.take(requests, now)
@@ -215,7 +245,8 @@ class Quotas:
             counted.requests += requests
             counted.size += size
             counted.streams += streams
-        self._admitted += requests + streams
+            counted.consumers += consumers
+        self._admitted += requests + streams + consumers
 
     def room(self, principal: str, *, held: int) -> int:
         """How many bytes an answer of the principal may have, in place of `held`. Called by `Admission`."""
@@ -240,13 +271,14 @@ class Quotas:
         for counted in (use, self._all):
             counted.size += size - before
 
-    def release(self, principal: str, *, requests: int, size: int, streams: int) -> None:
+    def release(self, principal: str, *, requests: int, size: int, streams: int, consumers: int) -> None:
         """What was admitted is over. Called by `Admission`, once for each."""
         use = self._by_principal[principal]
         for counted in (use, self._all):
             counted.requests -= requests
             counted.size -= size
             counted.streams -= streams
+            counted.consumers -= consumers
         if use.is_idle(self._clock.monotonic()):
             del self._by_principal[principal]
 
@@ -257,7 +289,7 @@ class Quotas:
             byte_rate=RateBucket(size, now) if size else None,
         )
 
-    def _check_room(self, principal: str, use: _Use, requests: int, size: int, streams: int) -> None:
+    def _check_room(self, principal: str, use: _Use, requests: int, size: int, streams: int, consumers: int) -> None:
         settings, total = self._settings, self._all
         for name, amount, count, most in (
             ("requests_per_principal_max", requests, use.requests, settings.requests_per_principal_max),
@@ -266,6 +298,8 @@ class Quotas:
             ("bytes_in_flight_max", size, total.size, settings.bytes_in_flight_max),
             ("streams_per_principal_max", streams, use.streams, settings.streams_per_principal_max),
             ("streams_max", streams, total.streams, settings.streams_max),
+            ("consumers_per_principal_max", consumers, use.consumers, settings.consumers_per_principal_max),
+            ("consumers_max", consumers, total.consumers, settings.consumers_max),
         ):
             if amount and count + amount > most:
                 holder = principal if "principal" in name else "the server"

@@ -23,10 +23,12 @@ from forebay.metadata import MetadataStore
 from forebay.pages import Page
 from forebay.records import CommitAck, GroupOffset, Offsets, Position
 from forebay.routers import AsyncRouters
+from forebay.service.deadletters import ServedDeadLetters
 from forebay.service.placement import Nowhere, Placement, There
 from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, listed_ranges, may
 from forebay.service.quotas import Quotas
 from forebay.service.routers import RouterService
+from forebay.service.subscriptions import ServedSubscriptions
 from forebay.service.tokens import TokenBook
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, BatchAck, Retained
@@ -197,6 +199,8 @@ class Service:
         self._topics = TopicCache(log)
         self._counted: dict[frozenset[str], TopicCount] = {}
         """By the prefixes of callers, how many topics there were when they were counted last."""
+        self.subscriptions = ServedSubscriptions(self.readable, self._topics.get, quotas)
+        self.dead_letters = ServedDeadLetters(self.readable, self.subscriptions)
         self._attaching: dict[tuple[TopicName, str], asyncio.Future[BulkLoad]] = {}
         """Bulk loads that are being attached: a repeated call waits for the same attempt."""
 

@@ -525,6 +525,10 @@ class ServerSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_
     bytes_in_flight_per_principal_max: Annotated[int, within(MIB, TIB, "The same for one principal.")] = 64 * MIB
     streams_max: Annotated[int, within(1, 1_000_000, "Streams open at the same time.")] = 10_000
     streams_per_principal_max: Annotated[int, within(1, 1_000_000, "The same for one principal.")] = 1_000
+    consumers_max: Annotated[
+        int, within(1, 10_000_000, "Consumers of subscriptions that are attached at the same time.")
+    ] = 100_000
+    consumers_per_principal_max: Annotated[int, within(1, 10_000_000, "The same for one principal.")] = 10_000
     topics_max: Annotated[int, within(1, 10_000_000, "Topics that calls may create in all.")] = 100_000
     topics_per_principal_max: Annotated[
         int, within(1, 10_000_000, "Topics below the prefixes of one principal that its calls may create.")
@@ -558,6 +562,7 @@ class ServerSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_
             ("bytes_in_flight_per_principal_max", "bytes_in_flight_max"),
             ("requests_per_principal_max", "requests_max"),
             ("streams_per_principal_max", "streams_max"),
+            ("consumers_per_principal_max", "consumers_max"),
             ("topics_per_principal_max", "topics_max"),
             ("connections_per_address_max", "connections_max"),
         ):

@@ -38,7 +38,7 @@ _UNITS = {
 }
 _COUNTS = (
     "records", "producers", "appends", "descriptors", "shards", "parts", "retries", "snapshots",
-    "connections", "headers", "reads", "requests", "streams", "topics",
+    "connections", "consumers", "headers", "reads", "requests", "streams", "topics",
 )  # fmt: skip
 
 

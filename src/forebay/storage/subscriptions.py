@@ -184,6 +184,7 @@ class SubscriptionDriver:
         self._look_at = 0.0
         self._partitions_served = 0
         """Where records are delivered at most once: how many partitions there were when the last one was served."""
+        self._look_claimed_until = 0.0
 
     @property
     def spec(self) -> SubscriptionSpec:
@@ -263,7 +264,8 @@ class SubscriptionDriver:
 
     def pull_cached(self, consumer: int, count: int) -> list[DeliveredRecord] | None:
         """As `pull`, from memory alone; `None` where `pull` has to be asked in a thread that may wait."""
-        if self.clock.monotonic() >= self._look_at or self.dispatch.is_careful() or self._has_letters():
+        is_stored_first = self.dispatch.is_careful() and self.dispatch.has_work()
+        if self._claims_look() or is_stored_first or self._has_letters():
             return None
         self._catch_up()
         while not (claimed := self.dispatch.claim(consumer, count)):
@@ -415,6 +417,14 @@ class SubscriptionDriver:
                 self._cursors.touch(self.name, number, self.spec.topic_id, served[number])
 
     # Partitions
+
+    def _claims_look(self) -> bool:
+        """Whether it is time to look, and the caller is the one who has to: of a crowd, one goes to a thread."""
+        now = self.clock.monotonic()
+        if now < max(self._look_at, self._look_claimed_until):
+            return False
+        self._look_claimed_until = now + LOOK_S
+        return True
 
     def _look(self) -> None:
         """Go by partitions that were added and shards that were opened again, and look for records unasked."""

@@ -467,7 +467,7 @@ class Dispatch:
         with contextlib.suppress(ValueError):
             # Else it was called.
             self._waiting.remove(waker)
-        if is_leaving and self._waiting and not self._spec.mode.has_one and self._has_work():
+        if is_leaving and self._waiting and not self._spec.mode.has_one and self.has_work():
             self.wake()
 
     def wake(self) -> None:
@@ -490,7 +490,8 @@ class Dispatch:
                 return
             waker()
 
-    def _has_work(self) -> bool:
+    def has_work(self) -> bool:
+        """Whether there are records for consumers, or may be behind a window."""
         now = self.now_ms()
         with self._lock:
             return not self._spec.is_paused and any(

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 import httpx
+import msgspec
 import pyarrow as pa
 
 from forebay.clock import SystemClock
@@ -470,6 +471,101 @@ def check_a_load_comes_in_everywhere_or_nowhere(probe: ConformanceProbe) -> None
     same("the values of both partitions", found, wanted)
 
 
+def check_a_subscription_delivers_until_records_are_acknowledged(probe: ConformanceProbe) -> None:
+    topic = probe.topic(partitions=2)
+    probe.append(topic, ["a", "b", "c"], partition=1)
+    subscription = f"{topic}/subscriptions/billing"
+    probe.refuse("GET", subscription, 404, "unknown_subscription")
+    probe.ask("PUT", subscription, json={"mode": "shared", "start": "earliest", "backoff_min_ms": 0})
+    probe.refuse("PUT", subscription, 409, "conflict", json={"mode": "exclusive"})
+    same("the subscriptions", _names(probe, topic), ["billing"])
+    consumer = f"{subscription}/consumers/one"
+    probe.refuse("POST", f"{consumer}/pull", 404, "unknown_consumer")
+    for _ in range(2):
+        same("the consumer", probe.ask("PUT", consumer, json={"name": "n"})["consumer"], "one")
+    same("the consumers", probe.ask("GET", f"{subscription}/consumers")["consumers"], ["n"])
+    pull: dict[str, Any] = {"max": 2, "sequence": 1, "wait_ms": int(WAIT_SECONDS * 1000)}
+    for _ in range(2):
+        same("the records of a pull, and of its repeat", _pulled(probe, consumer, pull), [("a", 1), ("b", 1)])
+    same("the answer to a nack", probe.ask("POST", f"{consumer}/nack", json={"offsets": {"1": [1]}})["counted"], 1)
+    pull = {"ack": {"1": [0]}, "wait_ms": int(WAIT_SECONDS * 1000)}
+    same("what is not acknowledged", _pulled(probe, consumer, pull), [("b", 2), ("c", 1)])
+    lag = [
+        (each["cursor"], each["lag"], each["held"]) for each in probe.ask("GET", f"{subscription}/lag")["partitions"]
+    ]
+    same("cursor, lag and held of the partitions", lag, [(0, 0, 0), (1, 2, 2)])
+    same(
+        "what is not done", [each["value"] for each in probe.ask("GET", f"{subscription}/peek")["records"]], ["b", "c"]
+    )
+    probe.refuse("DELETE", subscription, 409, "conflict")
+    probe.do("DELETE", consumer)
+    probe.do("DELETE", consumer)
+    probe.ask("PUT", consumer)
+    same("what the consumer held that left", _pulled(probe, consumer, {"max": 1}), [("b", 3)])
+    acked = probe.ask("POST", f"{consumer}/ack", json={"offsets": {"1": [1]}})["counted"]
+    same("the answer to an ack", (acked, _pulled(probe, consumer, {"ack": {"1": [1]}})), (1, [("c", 2)]))
+    probe.do("DELETE", consumer)
+    probe.do("DELETE", subscription)
+    same("the subscriptions", _names(probe, topic), [])
+
+
+def check_a_subscription_is_paused_moved_and_streamed(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    subscription = f"{topic}/subscriptions/billing"
+    made = probe.ask("PUT", subscription)
+    probe.append(topic, ["a", "b"])
+    consumer = f"{subscription}/consumers/one"
+    same("whether it is paused", probe.ask("POST", f"{subscription}/pause")["is_paused"], True)
+    probe.ask("PUT", consumer)
+    same("what a paused subscription delivers", _pulled(probe, consumer, {}), [])
+    probe.refuse("POST", f"{subscription}/seek", 409, "conflict", json={"to": "earliest"})
+    same("whether it is paused", probe.ask("POST", f"{subscription}/resume")["is_paused"], False)
+    with probe.client.stream("GET", f"{consumer}/stream") as answer:
+        decoder = EventDecoder()
+        texts = (event.text for chunk in answer.iter_raw() for event in decoder.feed(chunk))
+        values = [msgspec.json.decode(text)["record"]["value"] for text in itertools.islice(texts, 2)]
+    same("the values of the stream", values, ["a", "b"])
+    same("the answer to an ack of all", probe.ask("POST", f"{consumer}/ack", json={"up_to": {"0": 1}})["counted"], 2)
+    probe.do("DELETE", consumer)
+    probe.do("POST", f"{subscription}/flush")
+    same("where it stands", probe.ask("POST", f"{subscription}/seek", json={"to": {"0": "1"}})["offsets"], {"0": 1})
+    shown = probe.ask("GET", subscription, params={"id": made["subscription_id"]})
+    same("the subscription", shown, made)
+    probe.refuse("GET", subscription, 409, "conflict", params={"id": "0" * 32})
+
+
+def check_a_spent_record_is_a_dead_letter_that_is_replayed_or_purged(probe: ConformanceProbe) -> None:
+    topic, dead = probe.topic(), probe.topic()
+    probe.append(topic, ["a", "b", "c"])
+    names = [address.removeprefix("/v1/topics/") for address in (topic, dead)]
+    subscription = f"{topic}/subscriptions/billing"
+    options = {"start": "earliest", "deliveries_max": 1, "on_spent": "dead_letter", "dead_letter_topic": names[1]}
+    probe.ask("PUT", subscription, json=options)
+    consumer = f"{subscription}/consumers/one"
+    probe.ask("PUT", consumer)
+    same("the records", _pulled(probe, consumer, {}), [("a", 1), ("b", 1), ("c", 1)])
+    same("what is left", _pulled(probe, consumer, {"ack": {"0": [2]}, "nack": {"0": [0, 1]}, "error": "no"}), [])
+    found = probe.ask("GET", f"{dead}/deadletters", params={"origin": names[0], "subscription": "billing"})["letters"]
+    told = [(each["record"]["value"], each["topic"], each["attempts"], each["reason"], each["error"]) for each in found]
+    same("the dead letters", told, [(value, names[0], 1, "nack", "no") for value in "ab"])
+    first, second = ({"partition": each["partition"], "offset": each["offset"]} for each in found)
+    same("one of them", probe.ask("GET", f"{dead}/deadletters/letter", params=second), found[1])
+    replayed = probe.ask("POST", f"{dead}/deadletters/replay", json={"places": [first]})["letters"]
+    same("replayed, and what comes again", (replayed, _pulled(probe, consumer, {})), (1, [("a", 1)]))
+    same("what is purged", probe.ask("POST", f"{dead}/deadletters/purge")["letters"], 1)
+    same("the dead letters", probe.ask("GET", f"{dead}/deadletters")["letters"], [])
+
+
+def _names(probe: ConformanceProbe, topic: str) -> list[str]:
+    return [each["name"] for each in probe.ask("GET", f"{topic}/subscriptions")["subscriptions"]]
+
+
+def _pulled(probe: ConformanceProbe, consumer: str, pull: dict[str, Any]) -> list[tuple[str, int]]:
+    """Value and attempt of each record that a pull brings."""
+    found = probe.ask("POST", f"{consumer}/pull", json=pull)["records"]
+    return [(each["record"]["value"], each["attempt"]) for each in found]
+
+
 def check_a_topic_is_copied_once(probe: ConformanceProbe) -> None:
     source, target = probe.topic(), probe.topic()
     probe.append(source, ["a", "b"])
@@ -542,6 +638,9 @@ CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_limits_are_applied_on_demand,
     check_a_sealed_topic_takes_no_records_until_it_is_taken_back,
     check_a_load_comes_in_everywhere_or_nowhere,
+    check_a_subscription_delivers_until_records_are_acknowledged,
+    check_a_subscription_is_paused_moved_and_streamed,
+    check_a_spent_record_is_a_dead_letter_that_is_replayed_or_purged,
     check_a_topic_is_copied_once,
     check_routers_move_records_until_they_are_paused,
     check_wrong_requests_are_refused_in_one_shape,

@@ -1,0 +1,509 @@
+"""Subscriptions on a broker, for asyncio and for threads that wait. The surface of `forebay.surface`.
+
+A consumer is attached at the broker by an id of its own, and is there as long as the broker gets requests of it: one is
+sent now and then in the background. If the broker has started again, or did not get any for too long, the consumer
+attaches itself again, and what it had not acknowledged comes again. A pull is numbered: one whose answer was lost is
+repeated with its number, and brings the same records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from forebay.arguments import checked_partition, checked_position, checked_seconds
+from forebay.client.deadletters import AsyncRemoteDeadLetters, RemoteDeadLetters
+from forebay.client.loops import LoopThread
+from forebay.client.topics import TopicCalls, decoded, position_text, topic_path
+from forebay.client.transport import ATTEMPTS_MIN, HttpCall
+from forebay.errors import Closed, Conflict, ForebayError, Indeterminate, Invalid, UnknownConsumer, UnknownSubscription
+from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
+from forebay.surface.blocking import UNACKED_MAX
+from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicName
+from forebay.wire.bodies import MediaType
+from forebay.wire.items import record_of
+from forebay.wire.subscriptions import (
+    PULL_RECORDS_MAX,
+    AttachedConsumer,
+    ConsumerNames,
+    Counted,
+    LagPage,
+    PeekedRecords,
+    SoughtPlaces,
+    SubscriptionItem,
+    SubscriptionList,
+    decode_pulled,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SESSION_TIMEOUT_S: Final = 30.0
+"""Without a request for so long the broker gives what the consumer holds to others."""
+SIGNS_OF_LIFE: Final = 3
+"""So many requests are sent in that time at least."""
+WAIT_S: Final = 10.0
+"""How long one request waits for records; then the next one asks."""
+LEAVE_S: Final = 5.0
+"""How long a consumer tries to tell the broker that it leaves; then its session ends by itself."""
+
+
+class AsyncRemoteSubscription:
+    """One subscription of a topic on a broker. Made by `AsyncRemoteTopic.subscribe`."""
+
+    def __init__(self, topic: TopicCalls, spec: SubscriptionSpec) -> None:
+        self._topic = topic
+        self._spec = spec
+        self._path = subscription_path(topic, spec.name)
+        self._query = {"id": spec.subscription_id}
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._spec.name
+
+    @property
+    def spec(self) -> SubscriptionSpec:
+        """The definition, as the broker said last."""
+        return self._spec
+
+    def __repr__(self) -> str:
+        return f"<AsyncRemoteSubscription {self.name} of {self._topic.name}, {self.spec.mode}>"
+
+    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> AsyncRemoteConsumer:
+        """See `surface.awaiting.Subscription.consumer`."""
+        consumer = AsyncRemoteConsumer(self._topic, self._spec, name, unacked_max)
+        self._topic.consumers.add(consumer)
+        return consumer
+
+    async def consumers(self) -> list[str]:
+        """See `surface.awaiting.Subscription.consumers`."""
+        return await self._get("/consumers", lambda body: decoded(ConsumerNames, body).consumers)
+
+    async def lag(self) -> list[SubscriptionLag]:
+        """See `surface.awaiting.Subscription.lag`."""
+        return await self._get("/lag", lambda body: [item.lag_of() for item in decoded(LagPage, body).partitions])
+
+    async def peek(self, records_max: int = 10, *, partition: int | None = None) -> list[Record]:
+        """See `surface.awaiting.Subscription.peek`."""
+        query = {"records_max": str(records_max)}
+        if partition is not None:
+            query["partition"] = str(checked_partition(partition))
+        return await self._get(
+            "/peek", lambda body: [record_of(item) for item in decoded(PeekedRecords, body).records], query
+        )
+
+    async def pause(self) -> None:
+        """See `surface.awaiting.Subscription.pause`."""
+        self._spec = await self._post("/pause", _spec_of)
+
+    async def resume(self) -> None:
+        """See `surface.awaiting.Subscription.resume`."""
+        self._spec = await self._post("/resume", _spec_of)
+
+    async def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
+        """See `surface.awaiting.Subscription.seek`."""
+        fields: dict[str, Any] = {"to": places_of(position)}
+        if partition is not None:
+            fields["partition"] = checked_partition(partition)
+        return await self._post("/seek", lambda body: decoded(SoughtPlaces, body).offsets, fields)
+
+    async def dead_letters(self) -> AsyncRemoteDeadLetters:
+        """See `surface.awaiting.Subscription.dead_letters`."""
+        spec = self._spec
+        if spec.dead_letter_topic is None:
+            raise Invalid(
+                f"the subscription {spec.name} of {self._topic.name} has on_spent {spec.on_spent}, and so no dead "
+                'letters: create one with on_spent "dead_letter"'
+            )
+        # Raises if it is gone.
+        path = topic_path(TopicName.parse(spec.dead_letter_topic))
+        await self._topic.transport.call(HttpCall(method="GET", path=path), bytes)
+        return AsyncRemoteDeadLetters(self._topic.transport, spec.dead_letter_topic, (self._topic.name, spec.name))
+
+    async def flush(self) -> None:
+        """See `surface.awaiting.Subscription.flush`."""
+        await self._post("/flush", bytes)
+
+    async def delete(self) -> None:
+        """See `surface.awaiting.Subscription.delete`. One that a lost attempt has deleted is deleted."""
+        call = HttpCall(method="DELETE", path=self._path, query=self._query)
+        attempts = self._topic.transport.attempts(call)
+        try:
+            await self._topic.transport.call(call, bytes, attempts)
+        except Indeterminate as doubt:
+            if not isinstance(doubt.__cause__, Conflict) or await self._is_there():
+                raise
+
+    async def _is_there(self) -> bool:
+        try:
+            await self._get("", bytes)
+        except Conflict:
+            return False
+        return True
+
+    async def _get(self, path: str, decode: Callable[[bytes], T], query: Mapping[str, str] | None = None) -> T:
+        call = HttpCall(method="GET", path=self._path + path, query={**self._query, **(query or {})})
+        return await self._topic.transport.call(call, decode)
+
+    async def _post(self, path: str, decode: Callable[[bytes], T], fields: Mapping[str, Any] | None = None) -> T:
+        return await called(self._topic, _sent("POST", self._path + path, fields, self._query), decode)
+
+
+class AsyncRemoteConsumer:
+    """One consumer of a subscription on a broker. For one task at a time, but for `ack` and `nack`."""
+
+    def __init__(self, topic: TopicCalls, spec: SubscriptionSpec, name: str, unacked_max: int) -> None:
+        if not isinstance(name, str):
+            raise Invalid(f"the name of a consumer is {type(name).__name__}, not str")
+        if not isinstance(unacked_max, int) or isinstance(unacked_max, bool) or unacked_max < 1:
+            raise Invalid(f"unacked_max is {unacked_max!r:.80}; allowed: from 1 on")
+        self._topic = topic
+        self._spec = spec
+        self._clock = topic.clock
+        self._name = name
+        self._unacked_max = unacked_max
+        self._path = f"{subscription_path(topic, spec.name)}/consumers/{topic.clock.random_bytes(12).hex()}"
+        self._is_attached = False
+        self._is_closed = False
+        self._sequence = 0
+        """Of the next pull; one that had no answer is repeated with its number."""
+        self._lost = 0
+        self._living: asyncio.Task[None] | None = None
+
+    async def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
+        """See `surface.awaiting.Consumer.take`. A take that is cancelled has taken nothing."""
+        deadline = self._clock.monotonic() + checked_seconds("wait_s", wait_s)
+        longest_s = min(WAIT_S, self._topic.transport.timeout_s / ATTEMPTS_MIN / 2)
+        await self._attach()
+        while True:
+            left_s = max(0.0, deadline - self._clock.monotonic())
+            found = await self._pull(records_max, min(left_s, longest_s))
+            if found or left_s <= longest_s:
+                return found
+
+    def __aiter__(self) -> AsyncIterator[DeliveredRecord]:
+        return self.each()
+
+    async def each(self, *, wait_s: float | None = None) -> AsyncIterator[DeliveredRecord]:
+        """See `surface.awaiting.Consumer.each`."""
+        while not self._is_closed:
+            found = await self.take(1, wait_s=WAIT_S if wait_s is None else wait_s)
+            if not found and wait_s is not None:
+                return
+            for delivered in found:
+                yield delivered
+
+    async def ack(self, *done: DeliveredRecord) -> int:
+        """See `surface.awaiting.Consumer.ack`. What an attempt without an answer has acknowledged is not counted."""
+        return await self._answer("/ack", {"offsets": _by_partition(done)})
+
+    async def ack_cumulative(self, last: DeliveredRecord) -> int:
+        """See `surface.awaiting.Consumer.ack_cumulative`."""
+        return await self._answer("/ack", {"up_to": {str(last.record.partition): last.record.offset}})
+
+    async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
+        """See `surface.awaiting.Consumer.nack`."""
+        fields = {"offsets": _by_partition(failed), "delay_ms": delay_ms, "error": error}
+        return await self._answer("/nack", fields)
+
+    @property
+    def lost(self) -> int:
+        """See `surface.awaiting.Consumer.lost`. As of the last take."""
+        return self._lost
+
+    async def close(self) -> None:
+        """See `surface.awaiting.Consumer.close`. Where the broker cannot be reached, its session ends by itself."""
+        self._is_closed = True
+        living, self._living = self._living, None
+        if living is not None:
+            living.cancel()
+        if not self._is_attached:
+            return
+        self._is_attached = False
+        call = HttpCall(method="DELETE", path=self._path)
+        try:
+            await self._topic.transport.call(call, bytes, self._topic.transport.attempts(call, LEAVE_S))
+        except ForebayError as error:
+            logger.info("consumer %s of %s leaves without an answer: %s", self._name, self._spec.name, error)
+
+    async def __aenter__(self) -> Self:
+        await self._attach()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _pull(self, records_max: int, wait_s: float) -> list[DeliveredRecord]:
+        fields = {"wait_ms": round(wait_s * 1000), "sequence": self._sequence}
+        fields["max"] = min(records_max, PULL_RECORDS_MAX) if isinstance(records_max, int) else records_max
+        while True:
+            try:
+                call = _sent("POST", f"{self._path}/pull", fields)
+                found, self._lost = await called(self._topic, call, decode_pulled)
+            except UnknownConsumer:
+                await self.attach_again()
+                continue
+            self._sequence += 1
+            return found
+
+    async def _answer(self, path: str, fields: Mapping[str, Any]) -> int:
+        self._check_open()
+        if not self._is_attached:
+            raise self._not_attached()
+        try:
+            return await called(self._topic, _sent("POST", self._path + path, fields), _counted)
+        except UnknownConsumer:
+            # What it held is due for others by now: a late answer changes nothing.
+            self._check_open()
+            return 0
+
+    async def _attach(self) -> None:
+        self._check_open()
+        if not self._is_attached:
+            await self.attach_again()
+
+    async def attach_again(self) -> None:
+        """Be attached at the broker: at first, or because it has started again or had no request for too long."""
+        self._check_open()
+        fields = {
+            "name": self._name,
+            "unacked_max": self._unacked_max,
+            "session_timeout_ms": round(SESSION_TIMEOUT_S * 1000),
+        }
+        call = _sent("PUT", self._path, fields, {"id": self._spec.subscription_id})
+        await called(self._topic, call, partial(decoded, AttachedConsumer))
+        self._is_attached = True
+        if self._living is None and not self._is_closed:
+            self._living = asyncio.create_task(_live(weakref.ref(self), self._topic, self._path))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise self._not_attached()
+
+    def _not_attached(self) -> Closed:
+        return Closed(f'consumer "{self._name}" of the subscription {self._spec.name} is not attached')
+
+
+async def _live(consumer: weakref.ref[AsyncRemoteConsumer], topic: TopicCalls, path: str) -> None:
+    """Have the broker know that a consumer is still there, until it is closed or dropped."""
+    while True:
+        await asyncio.sleep(SESSION_TIMEOUT_S / SIGNS_OF_LIFE)
+        if consumer() is None:
+            with contextlib.suppress(ForebayError):
+                await topic.transport.call(HttpCall(method="DELETE", path=path), bytes)
+            return
+        try:
+            await called(topic, _sent("POST", f"{path}/ack"), _counted)
+        except UnknownConsumer:
+            attached = consumer()
+            if attached is not None:
+                # Refused, it may be once more when records are taken, and says so there.
+                with contextlib.suppress(ForebayError):
+                    await attached.attach_again()
+            del attached
+        except Closed:
+            return
+        except ForebayError as error:
+            logger.info("the broker does not know whether consumer %s is still there: %s", path, error)
+
+
+def subscription_path(topic: TopicCalls, name: str) -> str:
+    """Where the broker has the subscription; `Invalid` if it cannot be a name."""
+    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise Invalid(f"a subscription is called {name!a:.80}; use A-Z a-z 0-9 . _ -")
+    return f"{topic.path}/subscriptions/{quote(name)}"
+
+
+async def subscribed(
+    topic: TopicCalls, name: str, start: Start, options: SubscriptionOptions
+) -> AsyncRemoteSubscription:
+    """The subscription of this name, created if it is not there."""
+    # Raises if there is another topic of this name by now.
+    await topic.refresh()
+    call = _sent("PUT", subscription_path(topic, name), {"start": places_of(start), **options})
+    return AsyncRemoteSubscription(topic, await called(topic, call, _spec_of))
+
+
+async def found_subscription(topic: TopicCalls, name: str) -> AsyncRemoteSubscription:
+    """The subscription of this name; `UnknownSubscription` if there is none."""
+    call = HttpCall(method="GET", path=subscription_path(topic, name))
+    spec = await topic.transport.call(call, _spec_of)
+    if spec.topic_id != topic.spec.topic_id:
+        raise UnknownSubscription(f"{topic.name} was deleted and created again: ask the log for it again")
+    return AsyncRemoteSubscription(topic, spec)
+
+
+async def listed_subscriptions(topic: TopicCalls) -> list[SubscriptionSpec]:
+    """The definitions of all subscriptions of this very topic."""
+    call = HttpCall(method="GET", path=f"{topic.path}/subscriptions")
+    found = await topic.transport.call(call, partial(decoded, SubscriptionList))
+    return [item.spec() for item in found.subscriptions if item.topic_id == topic.spec.topic_id]
+
+
+async def called(topic: TopicCalls, call: HttpCall, decode: Callable[[bytes], T]) -> T:
+    """The answer to a call that comes to the same when it is done twice: a refusal counts, also of a repeat."""
+    try:
+        return await topic.transport.call(call, decode)
+    except Indeterminate as doubt:
+        if isinstance(doubt.__cause__, Conflict | Invalid):
+            raise doubt.__cause__ from doubt
+        raise
+
+
+def places_of(start: Start) -> str | dict[str, str]:
+    """Where to begin, as requests say it."""
+    if isinstance(start, Mapping):
+        return {str(number): position_text(checked_position(place)) for number, place in start.items()}
+    return position_text(checked_position(start))
+
+
+def _sent(
+    method: str, path: str, fields: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+) -> HttpCall:
+    content = b"" if fields is None else msgspec.json.encode(fields)
+    return HttpCall(method=method, path=path, query=query or {}, content=content, media=MediaType.JSON)
+
+
+def _spec_of(body: bytes) -> SubscriptionSpec:
+    return decoded(SubscriptionItem, body).spec()
+
+
+def _counted(body: bytes) -> int:
+    return decoded(Counted, body).counted
+
+
+def _by_partition(delivered: tuple[DeliveredRecord, ...]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in delivered:
+        found.setdefault(str(each.record.partition), []).append(each.record.offset)
+    return found
+
+
+class RemoteSubscription:
+    """One subscription of a topic on a broker. Made by `RemoteTopic.subscribe`; for any number of threads."""
+
+    def __init__(self, subscription: AsyncRemoteSubscription, loop: LoopThread) -> None:
+        self._subscription = subscription
+        self._loop = loop
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._subscription.name
+
+    @property
+    def spec(self) -> SubscriptionSpec:
+        """The definition, as the broker said last."""
+        return self._subscription.spec
+
+    def __repr__(self) -> str:
+        return repr(self._subscription).replace("Async", "", 1)
+
+    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> RemoteConsumer:
+        """See `surface.Subscription.consumer`."""
+        return RemoteConsumer(self._subscription.consumer(name, unacked_max=unacked_max), self._loop)
+
+    def consumers(self) -> list[str]:
+        """See `surface.Subscription.consumers`."""
+        return self._loop.call(self._subscription.consumers)
+
+    def lag(self) -> list[SubscriptionLag]:
+        """See `surface.Subscription.lag`."""
+        return self._loop.call(self._subscription.lag)
+
+    def peek(self, records_max: int = 10, *, partition: int | None = None) -> list[Record]:
+        """See `surface.Subscription.peek`."""
+        return self._loop.call(partial(self._subscription.peek, records_max, partition=partition))
+
+    def pause(self) -> None:
+        """See `surface.Subscription.pause`."""
+        self._loop.call(self._subscription.pause)
+
+    def resume(self) -> None:
+        """See `surface.Subscription.resume`."""
+        self._loop.call(self._subscription.resume)
+
+    def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
+        """See `surface.Subscription.seek`."""
+        return self._loop.call(partial(self._subscription.seek, position, partition=partition))
+
+    def dead_letters(self) -> RemoteDeadLetters:
+        """See `surface.Subscription.dead_letters`."""
+        return RemoteDeadLetters(self._loop.call(self._subscription.dead_letters), self._loop)
+
+    def flush(self) -> None:
+        """See `surface.Subscription.flush`."""
+        self._loop.call(self._subscription.flush)
+
+    def delete(self) -> None:
+        """See `surface.Subscription.delete`."""
+        self._loop.call(self._subscription.delete)
+
+
+class RemoteConsumer:
+    """One consumer of a subscription on a broker. For one thread at a time, but for `ack` and `nack`."""
+
+    def __init__(self, consumer: AsyncRemoteConsumer, loop: LoopThread) -> None:
+        self._consumer = consumer
+        self._loop = loop
+
+    def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
+        """See `surface.Consumer.take`."""
+        return self._loop.call(partial(self._consumer.take, records_max, wait_s=wait_s))
+
+    def __iter__(self) -> Iterator[DeliveredRecord]:
+        return self.each()
+
+    def each(self, *, wait_s: float | None = None) -> Iterator[DeliveredRecord]:
+        """See `surface.Consumer.each`."""
+        rows = self._consumer.each(wait_s=wait_s)
+        while (row := self._loop.call(partial(_next, rows))) is not None:
+            yield row
+
+    def ack(self, *done: DeliveredRecord) -> int:
+        """See `surface.Consumer.ack`, and `AsyncRemoteConsumer.ack`."""
+        return self._loop.call(partial(self._consumer.ack, *done))
+
+    def ack_cumulative(self, last: DeliveredRecord) -> int:
+        """See `surface.Consumer.ack_cumulative`."""
+        return self._loop.call(partial(self._consumer.ack_cumulative, last))
+
+    def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
+        """See `surface.Consumer.nack`."""
+        return self._loop.call(partial(self._consumer.nack, *failed, delay_ms=delay_ms, error=error))
+
+    @property
+    def lost(self) -> int:
+        """See `surface.Consumer.lost`. As of the last take."""
+        return self._consumer.lost
+
+    def close(self) -> None:
+        """See `surface.Consumer.close`. Harmless when repeated, and when the log is closed."""
+        if not self._loop.is_ended:
+            self._loop.call(self._consumer.close)
+
+    def __enter__(self) -> Self:
+        self._loop.call(self._consumer.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _next(rows: AsyncIterator[T]) -> T | None:
+    return await anext(rows, None)

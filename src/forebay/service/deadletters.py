@@ -1,0 +1,89 @@
+"""Dead letters for callers of a server: with the rights that each call needs. For one event loop.
+
+A dead letter says which topic it comes from, and a caller that may append to its topic may write one. So a replay is
+allowed for exactly those letters whose origin the caller may write to, and no others that come meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+from forebay.aio.deadletters import AsyncDeadLetters
+from forebay.aio.topic import AsyncTopic
+from forebay.errors import Invalid
+from forebay.records import DeadLetter, LetterPlace
+from forebay.service.principals import AccessScope, Principal, check_may
+from forebay.service.subscriptions import ServedSubscriptions, SubscriptionRef
+from forebay.topics import TopicName
+
+LOOKED_AT: Final = 1_000
+"""Dead letters that are looked at together before a replay."""
+
+
+class LettersRef(NamedTuple):
+    """Dead letters as a request names them: all in a topic, or those of one subscription."""
+
+    topic: TopicName
+    origin: SubscriptionRef | None = None
+
+
+class ServedDeadLetters:
+    """The dead letters of a server. For one event loop."""
+
+    def __init__(
+        self,
+        readable: Callable[[Principal, TopicName], Awaitable[AsyncTopic]],
+        subscriptions: ServedSubscriptions,
+    ) -> None:
+        """`readable` gives a topic to a caller that may read it, if this server serves it."""
+        self._readable = readable
+        self._subscriptions = subscriptions
+
+    async def letters(
+        self, who: Principal, ref: LettersRef, *, records_max: int, after: LetterPlace | None
+    ) -> list[DeadLetter]:
+        """A page of dead letters."""
+        return await (await self._found(who, ref)).letters(records_max, after=after)
+
+    async def get(self, who: Principal, ref: LettersRef, place: LetterPlace) -> DeadLetter:
+        """The dead letter at a place."""
+        return await (await self._found(who, ref)).get(place.offset, place.partition)
+
+    async def replay(
+        self, who: Principal, ref: LettersRef, places: Sequence[LetterPlace] | None, to: TopicName | None
+    ) -> int:
+        """Append dead letters to their origin, or elsewhere, and remove them; how many."""
+        check_may(who, AccessScope.DELETE, ref.topic)
+        letters = await self._found(who, ref)
+        if to is not None:
+            check_may(who, AccessScope.WRITE, to)
+            return await letters.replay(places, to=to)
+        wanted = None if places is None else set(places)
+        allowed: list[LetterPlace] = []
+        last: LetterPlace | None = None
+        while page := await letters.letters(LOOKED_AT, after=last):
+            last = page[-1].place
+            for letter in page:
+                if wanted is None or letter.place in wanted:
+                    check_may(who, AccessScope.WRITE, TopicName.parse(letter.topic))
+                    allowed.append(letter.place)
+        return await letters.replay(allowed)
+
+    async def purge(self, who: Principal, ref: LettersRef, places: Sequence[LetterPlace] | None) -> int:
+        """Delete dead letters; how many."""
+        check_may(who, AccessScope.DELETE, ref.topic)
+        return await (await self._found(who, ref)).purge(places)
+
+    async def _found(self, who: Principal, ref: LettersRef) -> AsyncDeadLetters:
+        topic = await self._readable(who, ref.topic)
+        if ref.origin is None:
+            return topic.dead_letters()
+        found = await self._subscriptions.get(who, ref.origin)
+        letters = await found.dead_letters()
+        if letters.topic != topic.name:
+            raise Invalid(
+                f"the subscription {ref.origin.name} of {ref.origin.topic} has its dead letters in {letters.topic}, "
+                f"not in {topic.name}"
+            )
+        return letters

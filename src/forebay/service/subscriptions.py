@@ -1,0 +1,397 @@
+"""Subscriptions for callers of a server: with rights, and with consumers that live in sessions.
+
+A caller reaches its consumer by one request after the other, so the server remembers the consumer in between. Every
+request renews the session. Once none was under way for the time that the session may last, the consumer has left: what
+it held is due for others. For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
+from forebay.aio.topic import AsyncTopic
+from forebay.errors import Conflict, UnknownConsumer, UnknownSubscription, UnknownTopic
+from forebay.records import DeliveredRecord, Start
+from forebay.service.principals import AccessScope, Principal, check_may
+from forebay.service.quotas import Quotas
+from forebay.storage.subscriptions import by_partition
+from forebay.topics import OnSpent, SubscriptionOptions, SubscriptionSpec, TopicName, dead_letter_name
+
+logger = logging.getLogger(__name__)
+
+SESSION_MS: Final = 30_000
+SESSION_MS_MIN: Final = 100
+SESSION_MS_MAX: Final = 3_600_000
+RECORD_BYTES: Final = 64
+"""What a record takes beside its key and value, about."""
+
+Offsets: TypeAlias = Mapping[int, Sequence[int]]
+"""Offsets by partition."""
+
+
+class SubscriptionRef(NamedTuple):
+    """A subscription as a request names it."""
+
+    topic: TopicName
+    name: str
+    id: str | None = None
+    """Its incarnation, for a caller that means no later one of the same name."""
+
+
+class ConsumerSession:
+    """One consumer that a caller has attached, from request to request. For one event loop.
+
+    One pull goes on at a time: a later one takes its place, for the caller has given the earlier one up.
+    """
+
+    def __init__(
+        self, who: Principal, spec: SubscriptionSpec, consumer: AsyncConsumer, timeout_s: float, held: ExitStack
+    ) -> None:
+        """`held` is left when the session is over."""
+        self.spec = spec
+        self.principal = who.name
+        self.timeout_s = timeout_s
+        self._consumer = consumer
+        self._held = held
+        self._is_closed = False
+        self._users = 0
+        self._used_at = asyncio.get_running_loop().time()
+        self._pulls = 0
+        self._taking: asyncio.Task[list[DeliveredRecord]] | None = None
+        self._sequence: int | None = None
+        """Of the last pull that had one."""
+        self._answered: Offsets = {}
+        """What that pull was answered with."""
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """A request of the caller is under way: the session lasts at least so long."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self._used_at = asyncio.get_running_loop().time()
+
+    def left_s(self) -> float:
+        """For how many seconds the session lasts at least, without a further request; 0.0 if it is over."""
+        if self._users:
+            return self.timeout_s
+        return max(0.0, self._used_at + self.timeout_s - asyncio.get_running_loop().time())
+
+    async def pull(
+        self, records_max: int, *, bytes_max: int, wait_s: float, sequence: int | None = None
+    ) -> list[DeliveredRecord]:
+        """Up to so many records that are due; waits for the first. `Conflict` once a later pull has begun.
+
+        Repeated with the same `sequence`, because its answer was lost, it first gives back what that answer had: those
+        records are due as if they had not been delivered. A pull that is cancelled has taken nothing.
+        """
+        self._check_open()
+        if sequence is not None and self._sequence is not None and sequence < self._sequence:
+            raise Conflict(
+                f"this pull has the sequence {sequence}, and one with {self._sequence} came before: count up",
+                topic=self._topic,
+                expected=self._sequence + 1,
+            )
+        self._pulls += 1
+        number = self._pulls
+        await self._end_taking()
+        self._check_latest(number)
+        if sequence is not None and sequence == self._sequence:
+            self._consumer.give_back(self._answered)
+        self._sequence, self._answered = sequence if sequence is not None else self._sequence, {}
+        self._taking = taking = asyncio.ensure_future(self._consumer.take(records_max, wait_s=wait_s))
+        try:
+            await asyncio.wait((taking,))
+        except asyncio.CancelledError:
+            # The caller has gone.
+            if not taking.cancel():
+                self._return(taking)
+            raise
+        self._check_latest(number)
+        self._taking = None
+        found = self._fitting(taking.result(), bytes_max)
+        if sequence is not None:
+            self._answered = by_partition(found)
+        return found
+
+    def return_all(self, delivered: Sequence[DeliveredRecord]) -> None:
+        """Records that were pulled cannot be sent: they are due as if they had not been delivered."""
+        self._consumer.give_back(by_partition(delivered))
+
+    def ack(self, done: Offsets, up_to: Mapping[int, int]) -> int:
+        """These offsets are done, and everything up to those; how many records counted."""
+        self._check_open()
+        counted = self._consumer.ack_offsets(done) if done else 0
+        return counted + sum(self._consumer.ack_offset_up_to(partition, last) for partition, last in up_to.items())
+
+    def nack(self, failed: Offsets, delay_ms: int | None, error: str | None) -> int:
+        """These could not be done, for this reason; how many of them the consumer held."""
+        self._check_open()
+        return self._consumer.nack_offsets(failed, delay_ms, error) if failed else 0
+
+    @property
+    def lost(self) -> int:
+        """How many offsets no consumer got since this one was attached: where records are delivered at most once."""
+        return self._consumer.lost
+
+    async def close(self) -> None:
+        """The consumer leaves: what it holds is due for others. Harmless when repeated."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._taking is not None:
+            self._taking.cancel()
+        try:
+            await self._consumer.close()
+        finally:
+            self._held.close()
+
+    async def _end_taking(self) -> None:
+        """Have the pull that is under way end without taking anything."""
+        earlier, self._taking = self._taking, None
+        if earlier is None:
+            return
+        earlier.cancel()
+        await asyncio.wait((earlier,))
+        self._return(earlier)
+        # What a thread has claimed for it comes back first: records stay in order.
+        await self._consumer.settle()
+
+    def _return(self, taking: asyncio.Task[list[DeliveredRecord]]) -> None:
+        """What a take has come to did not reach the caller."""
+        if not taking.cancelled() and taking.exception() is None and not self._is_closed:
+            self.return_all(taking.result())
+
+    def _fitting(self, found: list[DeliveredRecord], bytes_max: int) -> list[DeliveredRecord]:
+        """Those that fit into so many bytes, at least one; the others are given back, where that is possible."""
+        size = 0
+        if not self._consumer.may_give_back:
+            return found
+        for place, delivered in enumerate(found):
+            record = delivered.record
+            size += len(record.value or b"") + len(record.key or b"") + RECORD_BYTES
+            if size > bytes_max and place:
+                self.return_all(found[place:])
+                return found[:place]
+        return found
+
+    @property
+    def _topic(self) -> str:
+        return f"{self.spec.namespace}/{self.spec.topic}"
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UnknownConsumer(f"this consumer of {self.spec.name} has left: attach it again", topic=self._topic)
+
+    def _check_latest(self, number: int) -> None:
+        """Return if no later pull has begun than this one, and the consumer is still attached."""
+        self._check_open()
+        if number != self._pulls:
+            raise Conflict(
+                f"a later pull of this consumer of {self.spec.name} has taken the place of this one", topic=self._topic
+            )
+
+
+_Key: TypeAlias = tuple[TopicName, str, str]
+"""Topic, subscription and consumer, as requests name them."""
+
+
+class ServedSubscriptions:
+    """The subscriptions of a server and the sessions of their consumers. For one event loop.
+
+    A caller that may read a topic may do everything with its subscriptions: they are places of readers, as groups have.
+    """
+
+    def __init__(
+        self,
+        readable: Callable[[Principal, TopicName], Awaitable[AsyncTopic]],
+        topic: Callable[[TopicName], Awaitable[AsyncTopic]],
+        quotas: Quotas,
+    ) -> None:
+        """`readable` gives a topic to a caller that may read it, if this server serves it; `topic` gives any."""
+        self._readable = readable
+        self._topic = topic
+        self._quotas = quotas
+        self._sessions: dict[_Key, ConsumerSession] = {}
+        self._attaching: dict[_Key, asyncio.Task[ConsumerSession]] = {}
+        """A repeated call waits for the same attempt."""
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def of_topic(self, who: Principal, topic: TopicName) -> list[SubscriptionSpec]:
+        """The definitions of all subscriptions of a topic."""
+        return await (await self._readable(who, topic)).subscriptions()
+
+    async def create(
+        self, who: Principal, ref: SubscriptionRef, start: Start, options: SubscriptionOptions
+    ) -> SubscriptionSpec:
+        """Create a subscription, or find the one that is there; its definition.
+
+        One that sends spent records to a topic needs `write` there, and `admin` if it has to be created.
+        """
+        topic = await self._readable(who, ref.topic)
+        if options.get("on_spent") == OnSpent.DEAD_LETTER:
+            await self._check_dead_letters(who, topic, ref, options)
+        return (await topic.subscribe(ref.name, start=start, **options)).spec
+
+    async def _check_dead_letters(
+        self, who: Principal, topic: AsyncTopic, ref: SubscriptionRef, options: SubscriptionOptions
+    ) -> None:
+        try:
+            await topic.subscription(ref.name)
+        except UnknownSubscription:
+            given = options.get("dead_letter_topic")
+            name = _dead_letters(ref) if given is None else TopicName.parse(given)
+            check_may(who, AccessScope.WRITE, name)
+            try:
+                await self._topic(name)
+            except UnknownTopic:
+                check_may(who, AccessScope.ADMIN, name)
+
+    async def get(self, who: Principal, ref: SubscriptionRef) -> AsyncSubscription:
+        """A subscription that exists; `UnknownSubscription` if there is none, `Conflict` if it is not the one meant."""
+        topic = await self._readable(who, ref.topic)
+        try:
+            found = await topic.subscription(ref.name)
+        except UnknownSubscription as error:
+            if ref.id is None:
+                raise
+            raise self._deleted(ref) from error
+        if ref.id is not None and found.spec.subscription_id != ref.id:
+            raise self._deleted(ref)
+        return found
+
+    async def delete(self, who: Principal, ref: SubscriptionRef) -> None:
+        """Remove a subscription; `Conflict` while consumers are attached."""
+        await (await self.get(who, ref)).delete()
+
+    # Consumers
+
+    async def attach(
+        self, who: Principal, ref: SubscriptionRef, consumer: str, *, name: str, unacked_max: int, timeout_s: float
+    ) -> ConsumerSession:
+        """Attach a consumer; the same again if the caller has attached it already."""
+        subscription = await self.get(who, ref)
+        key = (ref.topic, ref.name, consumer)
+        session = self._sessions.get(key)
+        if session is not None and session.spec.subscription_id != subscription.spec.subscription_id:
+            await self._end(key, session)
+            session = None
+        if session is None:
+            attaching = self._attaching.get(key)
+            if attaching is None:
+                attaching = asyncio.create_task(
+                    self._attach(who, subscription, key, name=name, unacked_max=unacked_max, timeout_s=timeout_s)
+                )
+                self._attaching[key] = attaching
+                attaching.add_done_callback(partial(self._attached, key))
+            session = await asyncio.shield(attaching)
+        if session.principal != who.name:
+            raise Conflict(f"another caller has attached consumer {consumer} to {ref.name}: choose another id")
+        with session.used():
+            return session
+
+    async def session(self, who: Principal, ref: SubscriptionRef, consumer: str) -> ConsumerSession:
+        """The consumer that this caller has attached; `UnknownConsumer` if it has not, or the session is over."""
+        topic = await self._readable(who, ref.topic)
+        key = (ref.topic, ref.name, consumer)
+        session = self._sessions.get(key)
+        if session is not None and session.spec.topic_id != topic.spec.topic_id:
+            await self._end(key, session)
+            session = None
+        if session is None or session.principal != who.name:
+            raise UnknownConsumer(
+                f"no consumer {consumer!a:.80} is attached to the subscription {ref.name!a:.80} of {ref.topic}: its "
+                "session is over, or this server has started since; attach it again",
+                topic=str(ref.topic),
+            )
+        return session
+
+    async def detach(self, who: Principal, ref: SubscriptionRef, consumer: str) -> None:
+        """A consumer leaves. Harmless when repeated."""
+        await self._readable(who, ref.topic)
+        key = (ref.topic, ref.name, consumer)
+        session = self._sessions.get(key)
+        if session is not None and session.principal == who.name:
+            await self._end(key, session)
+
+    async def close(self) -> None:
+        """End all sessions; what was acknowledged is stored on return. For the end of the server."""
+        for attaching in list(self._attaching.values()):
+            await asyncio.wait((attaching,))
+        for key, session in list(self._sessions.items()):
+            self._end_soon(key, session)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    async def _attach(
+        self,
+        who: Principal,
+        subscription: AsyncSubscription,
+        key: _Key,
+        *,
+        name: str,
+        unacked_max: int,
+        timeout_s: float,
+    ) -> ConsumerSession:
+        with ExitStack() as held:
+            held.enter_context(self._quotas.consumer(who.name))
+            consumer = subscription.consumer(name, unacked_max=unacked_max, who=who.name)
+            await consumer.__aenter__()
+            session = ConsumerSession(who, subscription.spec, consumer, timeout_s, held.pop_all())
+        self._sessions[key] = session
+        self._look(key, session)
+        return session
+
+    def _attached(self, key: _Key, attaching: asyncio.Task[ConsumerSession]) -> None:
+        del self._attaching[key]
+        if not attaching.cancelled():
+            # An error that no caller waits for is not worth a complaint of the event loop.
+            attaching.exception()
+
+    def _look(self, key: _Key, session: ConsumerSession) -> None:
+        """End the session if it is over; else look again when it may be."""
+        if self._sessions.get(key) is not session:
+            return
+        left_s = session.left_s()
+        if left_s:
+            asyncio.get_running_loop().call_later(left_s, self._look, key, session)
+            return
+        topic, subscription, consumer = key
+        logger.info(
+            "%s: consumer %s of the subscription %s has sent nothing for %.3g s and counts as gone: what it held is "
+            "due for others; it may attach again",
+            topic,
+            consumer,
+            subscription,
+            session.timeout_s,
+        )
+        self._end_soon(key, session)
+
+    def _end_soon(self, key: _Key, session: ConsumerSession) -> None:
+        ending = asyncio.create_task(self._end(key, session))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _end(self, key: _Key, session: ConsumerSession) -> None:
+        if self._sessions.get(key) is session:
+            del self._sessions[key]
+        await session.close()
+
+    @staticmethod
+    def _deleted(ref: SubscriptionRef) -> Conflict:
+        return Conflict(
+            f"the subscription {ref.name} of {ref.topic} was deleted: subscribe again", topic=str(ref.topic)
+        )
+
+
+def _dead_letters(ref: SubscriptionRef) -> TopicName:
+    """Where spent records of a subscription go that names no topic for them."""
+    return dead_letter_name(ref.topic.namespace, ref.topic.topic, ref.name)

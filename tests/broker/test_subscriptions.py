@@ -1,0 +1,333 @@
+"""Subscriptions over HTTP: sessions of consumers, pulls that are repeated, streams, and who else notices."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import forebay
+from forebay.clock import SystemClock
+from forebay.service.tokens import Tokens
+from forebay.wire.events import EventDecoder, ServerEvent
+from tests.support.brokers import START_SECONDS, RunningBroker, running_broker, server_settings
+from tests.support.waiting import until
+
+TOPIC = "/v1/topics/shop/orders"
+SUBSCRIPTION = f"{TOPIC}/subscriptions/billing"
+LONG_MS = 60_000
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[RunningBroker]:
+    with running_broker(tmp_path / "data", server_settings(heartbeat_interval_ms=100)) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: RunningBroker) -> Iterator[httpx.Client]:
+    with broker.client() as client:
+        assert client.put(TOPIC).status_code == 201
+        yield client
+
+
+def append(client: httpx.Client, *values: str) -> None:
+    assert client.post(f"{TOPIC}/records", json=[{"value": value} for value in values]).status_code == 200
+
+
+def subscribe(client: httpx.Client, **options: Any) -> None:
+    answer = client.put(SUBSCRIPTION, json={"start": "earliest", **options})
+    assert answer.status_code == 200, answer.text
+
+
+def attach(client: httpx.Client, consumer: str, **options: Any) -> str:
+    """The address of a consumer that is attached."""
+    answer = client.put(f"{SUBSCRIPTION}/consumers/{consumer}", json=options)
+    assert answer.status_code == 200, answer.text
+    return f"{SUBSCRIPTION}/consumers/{consumer}"
+
+
+def pull(client: httpx.Client, consumer: str, **asked: Any) -> list[tuple[int, int]]:
+    """Offset and attempt of each record of a pull."""
+    answer = client.post(f"{consumer}/pull", json=asked)
+    assert answer.status_code == 200, answer.text
+    return [(each["record"]["offset"], each["attempt"]) for each in answer.json()["records"]]
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def until_it_waits(client: httpx.Client) -> None:
+    """Return when a request is under way beside the look."""
+    until(lambda: "forebay_http_requests_in_flight 2.0" in client.get("/metrics").text)
+
+
+def events(answer: httpx.Response) -> Iterator[ServerEvent]:
+    decoder = EventDecoder()
+    for chunk in answer.iter_raw():
+        yield from decoder.feed(chunk)
+
+
+def test_a_consumer_that_is_gone_leaves_what_it_held_to_others(client: httpx.Client) -> None:
+    append(client, "a", "b")
+    subscribe(client, mode="shared", ack_timeout_ms=LONG_MS)
+    gone = attach(client, "gone", session_timeout_ms=200)
+    assert pull(client, gone) == [(0, 1), (1, 1)]
+    other = attach(client, "other")
+
+    assert pull(client, other, wait_ms=LONG_MS) == [(0, 2), (1, 2)]
+
+    assert client.get(f"{SUBSCRIPTION}/consumers").json() == {"consumers": ["other"]}
+    assert code(client.post(f"{gone}/ack", json={"offsets": {"0": [0]}})) == (404, "unknown_consumer")
+    assert pull(client, other, ack={"0": [0, 1]}) == []
+
+
+def test_requests_and_waiting_pulls_keep_a_session(client: httpx.Client) -> None:
+    append(client, "a")
+    subscribe(client)
+    consumer = attach(client, "one", session_timeout_ms=300)
+    assert pull(client, consumer) == [(0, 1)]
+
+    assert pull(client, consumer, wait_ms=900) == []
+    for _ in range(8):
+        assert client.post(f"{consumer}/ack").json() == {"counted": 0}
+        threading.Event().wait(0.1)
+
+    assert client.post(f"{consumer}/ack", json={"offsets": {"0": [0]}}).json() == {"counted": 1}
+
+
+def test_a_pull_that_is_repeated_brings_the_same_records_and_counts_no_delivery(client: httpx.Client) -> None:
+    append(client, "a", "b", "c")
+    subscribe(client)
+    consumer = attach(client, "one")
+    for _ in range(3):
+        assert pull(client, consumer, max=2, sequence=7) == [(0, 1), (1, 1)]
+    assert pull(client, consumer, ack={"0": [0, 1]}, sequence=8) == [(2, 1)]
+    assert pull(client, consumer, ack={"0": [2]}, sequence=8) == []
+    assert code(client.post(f"{consumer}/pull", json={"sequence": 7})) == (409, "conflict")
+    assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["lag"] == 0
+
+
+def test_a_later_pull_takes_the_place_of_one_that_waits(client: httpx.Client) -> None:
+    subscribe(client)
+    consumer = attach(client, "one")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, f"{consumer}/pull", json={"wait_ms": LONG_MS, "sequence": 1})
+        until_it_waits(client)
+        assert pull(client, consumer, wait_ms=10, sequence=1) == []
+        assert code(waiting.result(START_SECONDS)) == (409, "conflict")
+        append(client, "a")
+        assert pull(client, consumer, wait_ms=LONG_MS, sequence=2) == [(0, 1)]
+
+
+def test_a_consumer_belongs_to_the_caller_that_attached_it(tmp_path: Path) -> None:
+    settings = server_settings(access="tokens")
+    with forebay.open(tmp_path / "data") as log:
+        tokens = Tokens(log.metadata, settings.metadata.prefix, SystemClock())
+        secrets = {
+            name: tokens.create(name, scopes=["read"], prefixes=["shop/"]).secret.reveal() for name in ("ann", "bob")
+        }
+        log.create_topic("shop/orders").append(b"a")
+        log.create_topic("other/orders")
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as ann, broker.client() as bob:
+        ann.headers["authorization"] = f"Bearer {secrets['ann']}"
+        bob.headers["authorization"] = f"Bearer {secrets['bob']}"
+        subscribe(ann, mode="shared")
+        consumer = attach(ann, "one")
+        assert code(bob.put(consumer)) == (409, "conflict")
+        assert code(bob.post(f"{consumer}/pull")) == (404, "unknown_consumer")
+        assert bob.delete(consumer).status_code == 204
+        assert pull(ann, consumer) == [(0, 1)]
+        assert code(ann.put("/v1/topics/other/orders/subscriptions/billing")) == (403, "forbidden")
+
+
+def test_what_is_too_large_for_one_answer_comes_with_the_next(client: httpx.Client) -> None:
+    append(client, *("x" * 1000 for _ in range(10)))
+    subscribe(client)
+    consumer = attach(client, "one")
+    assert pull(client, consumer, bytes_max=3500) == [(0, 1), (1, 1), (2, 1)]
+    assert pull(client, consumer, bytes_max=1) == [(3, 1)]
+    assert len(pull(client, consumer)) == 6
+
+
+def test_consumers_are_limited(tmp_path: Path) -> None:
+    settings = server_settings(consumers_per_principal_max=2)
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
+        client.put(TOPIC)
+        subscribe(client, mode="shared")
+        first, _ = attach(client, "one"), attach(client, "two")
+        answer = client.put(f"{SUBSCRIPTION}/consumers/three")
+        assert code(answer) == (429, "throttled")
+        assert "server.consumers_per_principal_max" in answer.text
+        client.delete(first)
+        attach(client, "three")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("", {"mode": "both"}),
+        ("", {"start": "soon"}),
+        ("", {"start": {"0": "latest", "-1": "latest"}}),
+        ("", {"window_records_max": -1}),
+        ("/consumers/one", {"unacked_max": 0}),
+        ("/consumers/one", {"session_timeout_ms": 1}),
+    ],
+)
+def test_wrong_definitions_are_refused(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    subscribe(client)
+    assert code(client.put(SUBSCRIPTION + path, json=body)) == (400, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("pull", {"ack": {"0": [-1]}}),
+        ("pull", {"ack": {"x": [1]}}),
+        ("pull", {"max": 0}),
+        ("pull", {"nack": {"0": [2**70]}}),
+        ("nack", {}),
+        ("nack", {"offsets": {"0": [0]}, "delay_ms": -1}),
+        ("ack", {"records": []}),
+    ],
+)
+def test_wrong_answers_are_refused(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    append(client, "a")
+    subscribe(client)
+    consumer = attach(client, "one")
+    assert pull(client, consumer) == [(0, 1)]
+    assert code(client.post(f"{consumer}/{path}", json=body)) == (400, "invalid")
+    assert client.post(f"{consumer}/ack", json={"offsets": {"0": [0], "99": [0, 2**60]}}).json() == {"counted": 1}
+
+
+def test_a_topic_that_is_made_again_has_no_consumers(client: httpx.Client) -> None:
+    append(client, "a")
+    subscribe(client)
+    consumer = attach(client, "one")
+    assert pull(client, consumer) == [(0, 1)]
+
+    client.delete(TOPIC)
+    client.put(TOPIC)
+    append(client, "other")
+
+    assert code(client.post(f"{consumer}/pull")) == (404, "unknown_consumer")
+    subscribe(client)
+    assert pull(client, attach(client, "one")) == [(0, 1)]
+
+
+def test_a_stream_brings_records_as_they_come_and_calls_acknowledge_them(client: httpx.Client) -> None:
+    append(client, "a", "b")
+    subscribe(client, ack_timeout_ms=300)
+    consumer = attach(client, "one", session_timeout_ms=500)
+    with client.stream("GET", f"{consumer}/stream") as answer:
+        found = (json.loads(event.text) for event in events(answer))
+        first = [(each["record"]["value"], each["attempt"]) for each in islice(found, 2)]
+        assert first == [("a", 1), ("b", 1)]
+        assert client.post(f"{consumer}/ack", json={"offsets": {"0": [0]}}).json() == {"counted": 1}
+        again = next(found)
+        assert (again["record"]["value"], again["attempt"]) == ("b", 2)
+        append(client, "c")
+        while next(found)["record"]["value"] != "c":
+            pass
+    until(lambda: client.get(f"{SUBSCRIPTION}/consumers").json() == {"consumers": []})
+
+
+def test_a_stream_says_why_it_ends(client: httpx.Client, broker: RunningBroker) -> None:
+    subscribe(client)
+    consumer = attach(client, "one")
+    with client.stream("GET", f"{consumer}/stream") as answer:
+        assert pull(client, consumer) == []
+        last = list(events(answer))[-1]
+        assert (last.event, json.loads(last.text)["error"]["code"]) == ("error", "conflict")
+    with client.stream("GET", f"{consumer}/stream") as answer:
+        assert client.delete(consumer).status_code == 204
+        last = list(events(answer))[-1]
+        assert (last.event, json.loads(last.text)["error"]["code"]) == ("error", "unknown_consumer")
+    consumer = attach(client, "one")
+    with client.stream("GET", f"{consumer}/stream") as answer:
+        broker.stop()
+        assert list(events(answer)) == []
+
+
+def test_a_stalled_stream_costs_only_itself(tmp_path: Path) -> None:
+    """It does not read: its records go to another consumer after their time, and its connection ends."""
+    settings = server_settings(heartbeat_interval_ms=100, stall_timeout_ms=1000, outbox_bytes_max=65_536)
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
+        client.put(TOPIC)
+        for _ in range(15):
+            append(client, *("x" * 50_000 for _ in range(20)))
+        subscribe(client, mode="shared", ack_timeout_ms=500)
+        stalled = attach(client, "stalled", session_timeout_ms=500)
+        url = httpx.URL(broker.url)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((url.host, url.port or 0))
+            connection.sendall(f"GET {stalled}/stream HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            until(lambda: client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["held"] > 0)
+            working = attach(client, "working")
+            done: set[int] = set()
+            ack: list[int] = []
+            while len(done) < 300:
+                taken = pull(client, working, ack={"0": ack}, wait_ms=LONG_MS)
+                ack = [offset for offset, _ in taken]
+                done |= set(ack)
+            until(lambda: client.get(f"{SUBSCRIPTION}/consumers").json() == {"consumers": ["working"]})
+
+
+def test_a_broker_that_ends_in_order_stores_what_was_acknowledged(tmp_path: Path) -> None:
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        client.put(TOPIC)
+        append(client, "a", "b", "c")
+        subscribe(client)
+        consumer = attach(client, "one")
+        assert len(pull(client, consumer)) == 3
+        assert client.post(f"{consumer}/ack", json={"offsets": {"0": [0, 2]}}).json() == {"counted": 2}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.post, f"{consumer}/pull", json={"wait_ms": LONG_MS})
+            until_it_waits(client)
+            broker.stop()
+            assert waiting.result(START_SECONDS).json() == {"records": [], "acked": 0, "nacked": 0}
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        assert code(client.post(f"{consumer}/pull")) == (404, "unknown_consumer")
+        assert pull(client, attach(client, "one")) == [(1, 2)]
+
+
+def test_two_hundred_consumers_share_a_subscription(client: httpx.Client) -> None:
+    """Each has a connection of its own and waits; all records are done once, none by two, and none is refused."""
+    consumers, records = 200, 2000
+    subscribe(client, mode="shared", ack_timeout_ms=LONG_MS)
+    done: list[int] = []
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        consumer = attach(crowd, f"c{number}")
+        ack: list[int] = []
+        while len(done) < records:
+            taken = pull(crowd, consumer, ack={"0": ack}, max=5, wait_ms=2000)
+            ack = [offset for offset, _ in taken]
+            assert all(attempt == 1 for _, attempt in taken)
+            with lock:
+                done.extend(ack)
+        crowd.post(f"{consumer}/ack", json={"offsets": {"0": ack}})
+
+    many = httpx.Limits(max_connections=None)
+    with (
+        httpx.Client(base_url=client.base_url, timeout=START_SECONDS, limits=many) as crowd,
+        ThreadPoolExecutor(consumers) as pool,
+    ):
+        working = [pool.submit(work, number) for number in range(consumers)]
+        for first in range(0, records, 100):
+            append(client, *(f"{first + number}" for number in range(100)))
+        for each in working:
+            each.result()
+    assert sorted(done) == list(range(records))
+    assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["lag"] == 0
