@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import random  # noqa: TID251 - seeded
@@ -16,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import httpx
 import pytest
 
 import forebay
@@ -36,6 +34,7 @@ CONSUMERS: Final = 4
 PARTITIONS: Final = 2
 NO_BROKER: Final = "http://127.0.0.1:1"
 TOPIC: Final = "kills/orders"
+HOLDING: Final = Path(__file__).with_name("holding.py")
 
 Place = tuple[int, int]
 """Partition and offset."""
@@ -186,33 +185,18 @@ def test_a_broker_killed_under_load_delivers_again_what_is_not_stored_as_done_an
     ledger.count("kills of a broker with subscriptions", n=KILLS)
 
 
-def hold(url: str, consumer: str) -> None:
-    """A consumer process: takes records, says which, and waits to be killed."""
-    host = httpx.URL(url)
-    connection = http.client.HTTPConnection(host.host, host.port)
-    path = f"/v1/topics/{TOPIC}/subscriptions/billing/consumers/{consumer}"
-    connection.request("PUT", path, json.dumps({"session_timeout_ms": 300}))
-    assert connection.getresponse().read()
-    connection.request("POST", f"{path}/pull", json.dumps({"max": 5, "wait_ms": 30_000}))
-    records = json.loads(connection.getresponse().read())["records"]
-    sys.stdout.write(json.dumps([each["record"]["offset"] for each in records]) + "\n")
-    sys.stdout.flush()
-    # Its next pull is under way when it is killed.
-    connection.request("POST", f"{path}/pull", json.dumps({"max": 1, "wait_ms": 60_000}))
-    connection.getresponse().read()
-
-
 @pytest.mark.parametrize("mode", ["shared", "exclusive", "failover", "key_shared"])
 def test_what_a_killed_consumer_held_comes_to_the_next(tmp_path: Path, mode: str, ledger: Ledger) -> None:
     """Its session ends by itself: in mode exclusive no other could attach before."""
     kills = 10 if SOAK else 1
     with running_broker(tmp_path / "data") as broker, forebay.connect(broker.url) as log:
         topic = log.create_topic(TOPIC)
+        subscription_path = f"/v1/topics/{TOPIC}/subscriptions/billing"
         subscription = topic.subscribe("billing", mode=mode, start=forebay.EARLIEST, ack_timeout_ms=600_000)
         for kill in range(kills):
             topic.append_many([b"%d" % number for number in range(5)], keys=[b"k"] * 5)
-            command = [sys.executable, "-m", "tests.broker.test_subscription_kills", broker.url, f"held-{kill}"]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as child:
+            command = [sys.executable, str(HOLDING), broker.url, f"{subscription_path}/consumers/held-{kill}"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
                 assert child.stdout is not None
                 held = json.loads(child.stdout.readline())
                 assert held == list(range(5 * kill, 5 * kill + 5))
@@ -223,7 +207,3 @@ def test_what_a_killed_consumer_held_comes_to_the_next(tmp_path: Path, mode: str
                 assert [(one.record.offset, one.attempt) for one in taken] == [(offset, 2) for offset in held]
                 consumer.ack(*taken)
     ledger.count("kills of a consumer over HTTP", n=kills)
-
-
-if __name__ == "__main__":
-    hold(sys.argv[1], sys.argv[2])
