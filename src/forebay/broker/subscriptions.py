@@ -33,10 +33,10 @@ from forebay.wire.subscriptions import (
     PULL_RECORDS,
     PULL_RECORDS_MAX,
     Acking,
+    AnswerCount,
     AttachedConsumer,
-    Attaching,
     ConsumerNames,
-    Counted,
+    ConsumerPut,
     DeliveredItem,
     LagItem,
     LagPage,
@@ -183,7 +183,7 @@ async def list_consumers(broker: Broker, request: Request) -> HttpAnswer:
 
 async def attach_consumer(broker: Broker, request: Request) -> HttpAnswer:
     """Attach a consumer, or find the one that is attached."""
-    ref, asked, consumer = _ref(request), await request.json(Attaching, default=Attaching()), request.at["consumer"]
+    ref, asked, consumer = _ref(request), await request.json(ConsumerPut, default=ConsumerPut()), request.at["consumer"]
     name = consumer if asked.name is None else asked.name
     session = await broker.service.subscriptions.attach(
         request.principal,
@@ -219,14 +219,14 @@ async def ack_records(broker: Broker, request: Request) -> HttpAnswer:
     """Records are done."""
     session, done = await _session(broker, request), await request.json(Acking, default=Acking())
     with session.used():
-        return HttpAnswer.of(Counted(session.ack(done.offsets, done.up_to)))
+        return HttpAnswer.of(AnswerCount(session.ack(done.offsets, done.up_to)))
 
 
 async def nack_records(broker: Broker, request: Request) -> HttpAnswer:
     """Records could not be done."""
     session, failed = await _session(broker, request), await request.json(Nacking)
     with session.used():
-        return HttpAnswer.of(Counted(session.nack(failed.offsets, failed.delay_ms, failed.error)))
+        return HttpAnswer.of(AnswerCount(session.nack(failed.offsets, failed.delay_ms, failed.error)))
 
 
 async def pull_records(broker: Broker, request: Request) -> HttpAnswer:
@@ -395,7 +395,7 @@ ROUTES = (
     Route(
         method="PUT", path=CONSUMER, name="attach_consumer",
         summary="Attach a consumer, with an id of the caller's choice", handler=attach_consumer, scopes=READ,
-        query=IncarnationQuery, body=Attaching, answer=AttachedConsumer, tag="subscriptions",
+        query=IncarnationQuery, body=ConsumerPut, answer=AttachedConsumer, tag="subscriptions",
         statuses=(404, 409, 421, 422, 504),
     ),
     Route(
@@ -405,11 +405,11 @@ ROUTES = (
     ),
     Route(
         method="POST", path=f"{CONSUMER}/ack", name="ack_records", summary="Records are done",
-        handler=ack_records, scopes=READ, body=Acking, answer=Counted, tag="subscriptions", statuses=(404, 421),
+        handler=ack_records, scopes=READ, body=Acking, answer=AnswerCount, tag="subscriptions", statuses=(404, 421),
     ),
     Route(
         method="POST", path=f"{CONSUMER}/nack", name="nack_records", summary="Records could not be done",
-        handler=nack_records, scopes=READ, body=Nacking, answer=Counted, tag="subscriptions", statuses=(404, 421),
+        handler=nack_records, scopes=READ, body=Nacking, answer=AnswerCount, tag="subscriptions", statuses=(404, 421),
     ),
     Route(
         method="GET", path=f"{CONSUMER}/stream", name="stream_records",

@@ -33,9 +33,9 @@ from forebay.wire.bodies import MediaType
 from forebay.wire.items import record_of
 from forebay.wire.subscriptions import (
     PULL_RECORDS_MAX,
+    AnswerCount,
     AttachedConsumer,
     ConsumerNames,
-    Counted,
     LagPage,
     PeekedRecords,
     SoughtPlaces,
@@ -382,7 +382,7 @@ def _spec_of(body: bytes) -> SubscriptionSpec:
 
 
 def _counted(body: bytes) -> int:
-    return decoded(Counted, body).counted
+    return decoded(AnswerCount, body).counted
 
 
 def _by_partition(delivered: tuple[DeliveredRecord, ...]) -> dict[str, list[int]]:

@@ -169,7 +169,7 @@ class ConsumerNames(msgspec.Struct, frozen=True):
     consumers: list[str]
 
 
-class Attaching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ConsumerPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a consumer is attached."""
 
     name: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] | None = None
@@ -254,7 +254,7 @@ class Nacking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Why: it stands in the dead letter, if it comes to that."""
 
 
-class Counted(msgspec.Struct, frozen=True):
+class AnswerCount(msgspec.Struct, frozen=True):
     """How many records an answer counted for: those that the consumer held."""
 
     counted: int
