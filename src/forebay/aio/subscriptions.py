@@ -183,7 +183,7 @@ class AsyncConsumer:
         for partition, offsets in taken.items():
             self._driver.dispatch.give_back(self._number, partition, offsets)
 
-    async def settle(self) -> None:
+    async def until_idle(self) -> None:
         """Return when no thread reads for this consumer: what a cancelled take had claimed is given back."""
         if self._pulling is not None:
             await asyncio.wait((self._pulling,))

@@ -55,7 +55,7 @@ SIGNS_OF_LIFE: Final = 3
 WAIT_S: Final = 10.0
 """How long one request waits for records; then the next one asks."""
 LEAVE_S: Final = 5.0
-"""How long a consumer tries to tell the broker that it leaves; then its session ends by itself."""
+"""How long a consumer that leaves tries to reach the broker; then its session ends by itself."""
 
 
 class AsyncRemoteSubscription:

@@ -163,7 +163,7 @@ class ConsumerSession:
         await asyncio.wait((earlier,))
         self._return(earlier)
         # What a thread has claimed for it comes back first: records stay in order.
-        await self._consumer.settle()
+        await self._consumer.until_idle()
 
     def _return(self, taking: asyncio.Task[list[DeliveredRecord]]) -> None:
         """What a take has come to did not reach the caller."""
