@@ -546,8 +546,8 @@ def check_a_spent_record_is_a_dead_letter_that_is_replayed_or_purged(probe: Conf
     same("the records", _pulled(probe, consumer, {}), [("a", 1), ("b", 1), ("c", 1)])
     same("what is left", _pulled(probe, consumer, {"ack": {"0": [2]}, "nack": {"0": [0, 1]}, "error": "no"}), [])
     found = probe.ask("GET", f"{dead}/deadletters", params={"origin": names[0], "subscription": "billing"})["letters"]
-    shown = [(each["record"]["value"], each["topic"], each["attempts"], each["reason"], each["error"]) for each in found]
-    same("the dead letters", shown, [(value, names[0], 1, "nack", "no") for value in "ab"])
+    seen = [(each["record"]["value"], each["topic"], each["attempts"], each["reason"], each["error"]) for each in found]
+    same("the dead letters", seen, [(value, names[0], 1, "nack", "no") for value in "ab"])
     first, second = ({"partition": each["partition"], "offset": each["offset"]} for each in found)
     same("one of them", probe.ask("GET", f"{dead}/deadletters/letter", params=second), found[1])
     replayed = probe.ask("POST", f"{dead}/deadletters/replay", json={"places": [first]})["letters"]
