@@ -45,6 +45,8 @@ from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if SOAK else 600)]  # a shared machine may be busy
 
+PATIENT_SECONDS: Final = 900.0 if SOAK else START_SECONDS
+"""A soak shares its machine for long: what takes that long is no failure of the broker."""
 KILLS: Final = 50 if SOAK else 3
 ACKS: Final = (100, 2000) if SOAK else (60, 200)
 """How many answers the clients get from one broker, at least and at most, before it is killed."""
@@ -94,7 +96,7 @@ class Lives:
             self._waiting += 1
             self._changed.notify_all()
             found = self._changed.wait_for(
-                lambda: self._is_over or (self._present is not None and self._present.number > number), START_SECONDS
+                lambda: self._is_over or (self._present is not None and self._present.number > number), PATIENT_SECONDS
             )
             self._waiting -= 1
             assert found, f"there is no broker behind number {number}"
@@ -114,12 +116,12 @@ class Lives:
     def wait_for_acks(self, count: int) -> None:
         """Return when the present broker has given so many answers."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._acks >= count, START_SECONDS), f"{self._acks} answers"
+            assert self._changed.wait_for(lambda: self._acks >= count, PATIENT_SECONDS), f"{self._acks} answers"
 
     def wait_for_clients(self, count: int) -> None:
         """Return when so many clients wait for the next broker: none has anything under way."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._waiting == count, START_SECONDS), f"{self._waiting} wait"
+            assert self._changed.wait_for(lambda: self._waiting == count, PATIENT_SECONDS), f"{self._waiting} wait"
 
 
 class KeptShard:
@@ -289,17 +291,17 @@ class BatchingClient:
 
     def produce(self) -> None:
         """Append until it is enough; every record is acknowledged, however many brokers that takes."""
-        assert self._has_begun.wait(START_SECONDS)
+        assert self._has_begun.wait(PATIENT_SECONDS)
         numbers = itertools.count()
         with self._log.topic(self._name).producer(linger_ms=1, batch_records=16) as producer:
             while not self._is_enough.is_set():
                 values = [b"%d" % next(numbers) for _ in range(50)]
                 acks = [producer.append_nowait(value, key=b"%d" % (int(value) % 5)) for value in values]
-                self.sent += [(value, ack.result(START_SECONDS)) for value, ack in zip(values, acks, strict=True)]
+                self.sent += [(value, ack.result(PATIENT_SECONDS)) for value, ack in zip(values, acks, strict=True)]
 
     def follow(self) -> None:
         """Take what the stream brings until it is enough."""
-        assert self._has_begun.wait(START_SECONDS)
+        assert self._has_begun.wait(PATIENT_SECONDS)
         with self._log.topic(self._name).follow(forebay.EARLIEST, timeout=0.1) as stream:
             while not self._is_enough.is_set():
                 for record in stream:
@@ -385,7 +387,11 @@ def kill_under_load(
 
 def test_a_broker_killed_under_load_keeps_what_it_acknowledged(tmp_path: Path, ledger: Ledger) -> None:
     shards = [KeptShard(durability, partition) for durability in CLASSES for partition in range(PARTITIONS)]
-    with cutting_proxy(NO_BROKER) as proxy, forebay.connect(proxy.url) as log, ExitStack() as held:
+    with (
+        cutting_proxy(NO_BROKER) as proxy,
+        forebay.connect(proxy.url, timeout_s=PATIENT_SECONDS) as log,
+        ExitStack() as held,
+    ):
         with batching_clients(log) as batching:
             kill_under_load(tmp_path / "data", shards, proxy, batching)
             broker = held.enter_context(BrokerCommand(tmp_path / "data"))
