@@ -54,6 +54,9 @@ class Sizes:
     http_seconds: float = 0.1
     http_records: int = 200_000
     http_events: int = 200
+    dispatched: int = 40_000
+    consumers: tuple[int, int] = (1, 16)
+    dispatch_events: int = 200
     rounds: int = 5
 
 
@@ -93,6 +96,9 @@ TOY = Sizes(
     http_seconds=0.01,
     http_records=20_000,
     http_events=5,
+    dispatched=2_000,
+    consumers=(1, 3),
+    dispatch_events=5,
     rounds=1,
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from bench.cases import (
     append,
     churn,
+    dispatch,
     durable,
     engines,
     export,
@@ -44,4 +45,5 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "spark": spark.run,
     "watch": watch.run,
     "http": http.run,
+    "dispatch": dispatch.run,
 }

@@ -152,10 +152,11 @@ class BrokerCommand:
 
     def client(self) -> httpx.Client:
         """A plain HTTP client of it, once it is ready."""
-        client = plain_client(self.url)
-        while client.get("/v1/ready").status_code != httpx.codes.OK:
-            pass
-        return client
+        # Not the same client: one that has asked cannot be entered any more.
+        with plain_client(self.url) as asking:
+            while asking.get("/v1/ready").status_code != httpx.codes.OK:
+                pass
+        return plain_client(self.url)
 
     def end(self, number: int) -> tuple[int, str]:
         """Send a signal and wait; the exit code, and what it has logged."""
