@@ -96,6 +96,29 @@ class Metric(Enum):
     METADATA_DESCRIPTOR_WRITES = (
         "forebay_metadata_descriptor_writes_total", MetricKind.COUNTER, "Descriptors of segments written",
     )  # fmt: skip
+    SUBSCRIPTION_DELIVERIES = (
+        "forebay_subscription_deliveries_total", MetricKind.COUNTER, "Records delivered to consumers of subscriptions",
+    )  # fmt: skip
+    SUBSCRIPTION_REDELIVERIES = (
+        "forebay_subscription_redeliveries_total", MetricKind.COUNTER, "Those that were delivered before",
+    )  # fmt: skip
+    SUBSCRIPTION_DEAD_LETTERS = (
+        "forebay_subscription_dead_letters_total", MetricKind.COUNTER, "Spent records sent to dead-letter topics",
+    )  # fmt: skip
+    SUBSCRIPTION_CONSUMERS = (
+        "forebay_subscription_consumers", MetricKind.GAUGE, "Consumers attached to subscriptions",
+    )  # fmt: skip
+    SUBSCRIPTION_LAG = (
+        "forebay_subscription_lag", MetricKind.GAUGE, "Offsets that subscriptions with consumers have not done",
+    )  # fmt: skip
+    SUBSCRIPTION_HELD = (
+        "forebay_subscription_held", MetricKind.GAUGE, "Records that consumers hold and have not acknowledged",
+    )  # fmt: skip
+    SUBSCRIPTION_SPENT = (
+        "forebay_subscription_spent",
+        MetricKind.GAUGE,
+        "Records that were delivered as often as they may be, and block their partition or wait for the dead letters",
+    )
     SHARDS_OPEN = ("forebay_shards_open", MetricKind.GAUGE, "Shards open in this process")
     SHARDS_FAILED = ("forebay_shards_failed", MetricKind.GAUGE, "Open shards that refuse appends")
 
@@ -327,4 +350,7 @@ _OF_THE_LOG: Final = (
     Metric.HISTORY_BYTES_READ,
     Metric.METADATA_PUT_SECONDS,
     Metric.METADATA_DESCRIPTOR_WRITES,
+    Metric.SUBSCRIPTION_DELIVERIES,
+    Metric.SUBSCRIPTION_REDELIVERIES,
+    Metric.SUBSCRIPTION_DEAD_LETTERS,
 )

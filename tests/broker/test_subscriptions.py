@@ -331,3 +331,28 @@ def test_two_hundred_consumers_share_a_subscription(client: httpx.Client) -> Non
             each.result()
     assert sorted(done) == list(range(records))
     assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["lag"] == 0
+
+
+def test_metrics_follow_what_consumers_do(client: httpx.Client) -> None:
+    def measured() -> dict[str, float]:
+        lines = (line.split() for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+        return {
+            name.removeprefix("forebay_subscription_"): float(value)
+            for name, value in lines
+            if "_subscription_" in name
+        }
+
+    append(client, "a", "b", "c")
+    subscribe(client, deliveries_max=2, on_spent="dead_letter")
+    before = measured()
+    consumer = attach(client, "one")
+    assert len(pull(client, consumer)) == 3
+    held = measured()
+    pull(client, consumer, ack={"0": [0]}, nack={"0": [1, 2]}, delay_ms=0)
+    pull(client, consumer, ack={"0": [1]}, nack={"0": [2]}, delay_ms=0)
+    after = measured()
+
+    assert (before["consumers"], before["lag"], before["deliveries_total"]) == (0, 0, 0)
+    assert (held["consumers"], held["lag"], held["held"], held["redeliveries_total"]) == (1, 3, 3, 0)
+    assert (after["lag"], after["held"], after["spent"]) == (0, 0, 0)
+    assert (after["deliveries_total"], after["redeliveries_total"], after["dead_letters_total"]) == (5, 2, 1)

@@ -150,6 +150,7 @@ class DeadLetterSender:
         self._append(destination, arrived, served, [letter for letter in left if letter.offset in records], records)
         # Commit point: the records are durable in the dead-letter topic, and count as done from here on.
         dispatch.letters_arrived(served, [letter.offset for letter in left], len(records))
+        self._driver.note_dead_letters(len(records))
 
     def _append(
         self,

@@ -65,7 +65,9 @@ class Storage:
         self._clock = clock
         self._lifetime = lifetime
         self._closing = Closing()
-        self._subscriptions = Subscriptions(backend.subscriptions, backend.cursors, settings, clock, self)
+        self._subscriptions = Subscriptions(
+            backend.subscriptions, backend.cursors, settings, clock, self, backend.meter
+        )
 
     @classmethod
     def open(
@@ -397,7 +399,11 @@ class Storage:
             read_only=backend.is_read_only,
             open=found,
             workers=backend.background.status(),
-            metrics=(*backend.meter.samples(), *gauges(found, self._clock.now_ms())),
+            metrics=(
+                *backend.meter.samples(),
+                *gauges(found, self._clock.now_ms()),
+                *self._subscriptions.gauges(),
+            ),
         )
 
     # Ending

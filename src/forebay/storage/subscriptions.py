@@ -22,6 +22,7 @@ from forebay.clock import Clock
 from forebay.engines import ReadShard
 from forebay.errors import Closed, Conflict, Indeterminate, Invalid, Unavailable, UnknownSubscription
 from forebay.locks import Rank, RankedLock
+from forebay.meter import LogMeter, Metric, Sample
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.progress import Progress, ReaderName
 from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
@@ -51,9 +52,16 @@ class Subscriptions:
     """The subscriptions of a log. Safe for concurrent use by threads."""
 
     def __init__(
-        self, store: SubscriptionStore, cursors: Cursors, settings: Settings, clock: Clock, topics: LogTopics
+        self,
+        store: SubscriptionStore,
+        cursors: Cursors,
+        settings: Settings,
+        clock: Clock,
+        topics: LogTopics,
+        meter: LogMeter,
     ) -> None:
         """`topics` are those of the log: dead letters go to others than the one that is subscribed to."""
+        self.meter = meter
         self._store = store
         self._cursors = cursors
         self._topics = topics
@@ -129,6 +137,26 @@ class Subscriptions:
                 'so no dead letters: create one with on_spent "dead_letter"'
             )
         return self.dead_letters(self._topics.topic(spec.dead_letter_topic), spec)
+
+    def gauges(self) -> list[Sample]:
+        """What is so now of the subscriptions that consumers are attached to. From memory alone."""
+        with self._lock:
+            drivers = list(self._drivers.values())
+        consumers = lag = held = spent = 0
+        for driver in drivers:
+            consumers += len(driver.dispatch.consumers)
+            for number, stands in driver.dispatch.standing().items():
+                shard = driver.topic.shard_if_open(number)
+                end = stands.cursor if shard is None else shard.reach().head
+                lag += max(0, end - stands.cursor - stands.done_above)
+                held += stands.held
+                spent += stands.spent
+        return [
+            Sample(Metric.SUBSCRIPTION_CONSUMERS, (), consumers),
+            Sample(Metric.SUBSCRIPTION_HELD, (), held),
+            Sample(Metric.SUBSCRIPTION_LAG, (), lag),
+            Sample(Metric.SUBSCRIPTION_SPENT, (), spent),
+        ]
 
     def of_topic(self, topic: TopicSpec) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of a topic, by name."""
@@ -281,7 +309,7 @@ class SubscriptionDriver:
             return None
         self.note(claim.partition for claim in claimed)
         self._deliver_once(claimed)
-        return [delivered for claim, records in found for delivered in _in_order(claim, records)]
+        return self._counted_deliveries(found)
 
     def _has_letters(self) -> bool:
         """Whether dead letters are to be sent now."""
@@ -360,7 +388,21 @@ class SubscriptionDriver:
             if gone:
                 self.dispatch.gone(claim.partition, gone)
         self._deliver_once(claimed)
-        return [delivered for claim, records in found for delivered in _in_order(claim, records)]
+        return self._counted_deliveries(found)
+
+    def _counted_deliveries(self, found: Sequence[tuple[Claimed, Mapping[int, Record]]]) -> list[DeliveredRecord]:
+        """The records that are delivered, in order, counted for the metrics."""
+        delivered = [one for claim, records in found for one in _in_order(claim, records)]
+        meter = self._subscriptions.meter
+        meter.add(Metric.SUBSCRIPTION_DELIVERIES, len(delivered))
+        again = sum(one.attempt > 1 for one in delivered)
+        if again:
+            meter.add(Metric.SUBSCRIPTION_REDELIVERIES, again)
+        return delivered
+
+    def note_dead_letters(self, count: int) -> None:
+        """So many spent records have arrived in the dead-letter topic."""
+        self._subscriptions.meter.add(Metric.SUBSCRIPTION_DEAD_LETTERS, count)
 
     def records(self, partition: int, offsets: Sequence[int]) -> dict[int, Record]:
         """Those of these records that still exist, read from the topic."""
