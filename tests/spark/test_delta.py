@@ -14,10 +14,12 @@ from deltalake import DeltaTable, write_deltalake
 
 import forebay
 from forebay.errors import Conflict, Invalid, Unavailable, Unsupported
+from forebay.settings import TableSettings
 from forebay.spark.place.location import Location
 from forebay.spark.tables.commit import QueryBatch, TableChange, commit
 from forebay.spark.tables.delta import DeltaLakeTable, address_of_table
 from forebay.spark.tables.delta_files import look_up_delta
+from forebay.spark.tables.file_writer import write_rows
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from tests.spark.topics import SETTINGS
@@ -157,8 +159,14 @@ def test_a_table_in_a_bucket_has_one_winner_for_each_commit(tmp_path: Path, monk
         one, other = DeltaLakeTable(place, "shop.orders"), DeltaLakeTable(place, "shop.orders")
         one.make(SCHEMA, {})
         other.make(SCHEMA, {})
-        commit(one, TableChange(batch=QueryBatch("q", 0)), basis=lambda: one.last_batch("q"))
+        rows = pa.RecordBatch.from_pylist([{"id": 5, "at": AT}], schema=SCHEMA)
+        (written,) = write_rows(place, one.folder("data"), SCHEMA, [rows])
+        files = written.column("path").to_pylist()
+        commit(one, TableChange(added=files, batch=QueryBatch("q", 0)), basis=lambda: one.last_batch("q"))
         with pytest.raises(Conflict, match="changed by another job"):
             commit(other, TableChange(batch=QueryBatch("q", 0)), basis=lambda: other.last_batch("q"))
 
         assert other.last_batch("q") == 0 and other.version() == 1
+        assert list(other.files()) == files
+        assert pa.table(other.table.scan())["id"].to_pylist() == [5]
+        assert other.remove_strays(other.folder("data"), TableSettings(orphan_grace_s=0), 10**15) == 0

@@ -108,6 +108,7 @@ def test_what_kept_versions_and_the_iceberg_table_name_is_kept(tmp_path: Path) -
     second = registered(land)
 
     assert second.figures["removed"] == second.figures["added"] != 0
+    assert first < objects_kept(land), "so does the version before this one"
     assert len(offsets_in(table_of(land).table)) < len(rows_before)
     old = DeltaTable(table_of(land).address.removeprefix("file://"), version=before)
     assert offsets_in(old) == rows_before, "time travel works while the version is kept"
