@@ -204,8 +204,10 @@ def test_json_into_a_delta_table_by_its_path(
     figures = [(report.figures["commits"], report.figures["offsets"]) for report in (first, second, third)]
     assert figures == [(2, 40), (1, 20), (0, 0)]
     _check(_table_rows(path, out, "delta"), orders)
-    run(f"{SCHEMA}, note STRING")
     assert next(delta_table(path, out).commits()) == {0: [(20, 30)], 1: [(20, 30)]}
+    orders.topic.append(b'{"note": "by hand"}', partition=1)
+    run("id BIGINT, total DOUBLE, note STRING")  # where no column is required, none can be missing
+    assert [row["id"] for row in _table_rows(path, out, "delta")[0] if row["note"]] == [None]
     read = look_up_delta(location, out)
     assert read is not None
     rows = read.frame(spark).where("note IS NULL AND id >= 10").select("id", "lines").collect()

@@ -128,11 +128,9 @@ class JsonDecoding:
         # The raw value travels on only where it is needed: with a bad row.
         parsed = frame.withColumn("_parsed", f.from_json(f.col("value").cast("string"), wanted, options))
         text = f.col(f"_parsed.{CORRUPT}")
-        is_bad = (
-            f.col("value").isNull()
-            | text.isNotNull()
-            | f.greatest(f.lit(False), *(f.col(f"_parsed.`{name}`").isNull() for name in self.required))
-        )
+        is_bad = f.col("value").isNull() | text.isNotNull()
+        for name in self.required:
+            is_bad = is_bad | f.col(f"_parsed.`{name}`").isNull()
         kept = f.when(is_bad, f.col("value")).alias("value")
         return parsed.select(*SOURCE_COLUMNS[:-1], kept, f.col("value").isNull().alias("_none"), "_parsed")
 
