@@ -41,8 +41,13 @@ def test_a_command_of_the_guide_works(served: tuple[Path, RunningBroker], comman
         client.put("/v1/topics/shop/orders", json={"partitions": 2, "durability": "fsync", "exist_ok": True})
         client.put("/v1/topics/shop/orders/subscriptions/billing", json={"mode": "shared", "start": "earliest"})
         client.put("/v1/topics/shop/orders/subscriptions/billing/consumers/worker-1")
+        client.put("/v1/topics/shop/orders-eu", json={"exist_ok": True})
+        if '"sources"' in command:
+            client.delete("/v1/routers/eu")
+        else:
+            client.put("/v1/routers/eu", json={"sources": ["shop/orders"], "destination": "shop/orders-eu"})
     here = command.replace("http://127.0.0.1:7878", broker.url)
-    if "-X PUT" in here and "subscriptions" not in here:
+    if "-X PUT" in here and "subscriptions" not in here and "routers" not in here:
         here = here.replace("shop/orders", "shop/first")
     ended = subprocess.run(
         ["bash", "-c", f'export PATH="{Path(sys.executable).parent}:$PATH"; {here}'],
