@@ -11,8 +11,8 @@ import pytest
 from pyiceberg.table import Table
 
 import forebay
-from forebay.spark.pipelines import running
-from forebay.spark.pipelines.running import TableBatches
+from forebay.spark.pipelines.kinds import iceberg
+from forebay.spark.pipelines.kinds.iceberg import TableBatches
 from forebay.spark.place.location import Location
 from forebay.spark.tables import open_table
 from forebay.spark.tables.catalog import look_up_table
@@ -81,14 +81,15 @@ def test_a_stream_tidies_up_once_and_expires_many_at_a_time(
 ) -> None:
     monkeypatch.setattr(open_table, "EXPIRED_AT_LEAST", 3)
     place = {"path": str(home / "data"), "table.snapshots_kept_max": "1", "table.orphan_grace_s": "0"}
+    location = Location.parse(place)
     started: Future[str] = Future()
     started.set_result("query")
     rows = spark.createDataFrame([(1,)], "id BIGINT")
-    with contextlib.closing(TableBatches(place, "shop.copy", started)) as first:
+    with contextlib.closing(TableBatches(location, "shop.copy", started)) as first:
         first.put(rows, 0)
     stray = _stray(home)
 
-    batches = TableBatches(place, "shop.copy", started)
+    batches = TableBatches(location, "shop.copy", started)
     counted = []
     for number in range(1, 6):
         batches.put(rows, number)
@@ -134,7 +135,7 @@ def test_runs_open_a_table_once_and_close_it(spark: SparkSession, home: Path, mo
             closed.append(self)
             super().close()
 
-    monkeypatch.setattr(running, "OpenTable", Noted)
+    monkeypatch.setattr(iceberg, "OpenTable", Noted)
     running_of(pipeline_of(home, PIPELINE)).run(spark)
     assert len(opened) == 1
 

@@ -12,8 +12,11 @@ import pytest
 from forebay.errors import Invalid
 from forebay.spark.pipelines.file.checking import unused
 from forebay.spark.pipelines.file.document import Flawed, Place
-from forebay.spark.pipelines.file.model import FileSource, Format, Mode, TableSink, TopicSink, TopicSource
+from forebay.spark.pipelines.file.model import Format, Mode
 from forebay.spark.pipelines.file.parsing import load_pipeline
+from forebay.spark.pipelines.kinds.files import FileSource
+from forebay.spark.pipelines.kinds.parquet import ParquetSink
+from forebay.spark.pipelines.kinds.topic import TopicSink, TopicSource
 from tests.spark.pipelines.files import BATCH, SOUND, flaws_of, pipeline_of
 
 _ORDERS: Final = "  - name: orders\n    topic: shop/orders\n"
@@ -169,7 +172,7 @@ def test_a_sound_file_becomes_a_pipeline(tmp_path: Path) -> None:
     assert orders.watermark is not None and orders.watermark.delay == "10 minutes"
     assert [step.name for step in pipeline.steps] == ["named", "revenue"]
     assert isinstance(by_topic, TopicSink) and by_topic.expressions == {"key": "minute.start"}
-    assert isinstance(by_table, TableSink) and pipeline.path_of(by_table.path) == f"{tmp_path}/out/revenue"
+    assert isinstance(by_table, ParquetSink) and by_table.writes(pipeline) == f"{tmp_path}/out/revenue"
     assert pipeline.checkpoint_of(by_table) == f"{tmp_path}/state/by_table"
     assert pipeline.path_of("s3a://lake/revenue") == "s3a://lake/revenue"
     assert unused(pipeline) == ()

@@ -98,12 +98,12 @@ def test_without_a_catalog_there_is_no_table_and_none_is_made(home: Path) -> Non
         (
             "    format: iceberg",
             "    format: iceberg\n    schema: id INT",
-            "p.yml:7:13: schema does not go with iceberg files: they have their own",
+            "p.yml:7:5: schema does not go with format iceberg in source orders",
         ),
         (
             "    format: iceberg",
             "    format: iceberg\n    options: {a: b}",
-            "p.yml:7:5: options do not go with format iceberg",
+            "p.yml:7:5: options does not go with format iceberg in source orders",
         ),
         ("format: iceberg", "format: csv", "p.yml:6:13: format of source orders is 'csv'"),
         ("table: shop.typed", "files: shop.typed", "p.yml:6:13: format of source orders is 'iceberg'"),

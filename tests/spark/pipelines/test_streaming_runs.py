@@ -17,9 +17,9 @@ import forebay
 from forebay.errors import ForebayError, Invalid
 from forebay.spark.pipelines.file.document import Flawed
 from forebay.spark.pipelines.file.parsing import load_pipeline
+from forebay.spark.pipelines.kinds.topic import into_topic
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.progress import SinkProgress
-from forebay.spark.pipelines.running import into_topic
 from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import open_catalog
 from forebay.spark.tables.open_table import OpenTable, QueryBatch

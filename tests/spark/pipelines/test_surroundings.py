@@ -11,9 +11,10 @@ import pytest
 import forebay
 from forebay.errors import Invalid
 from forebay.loads.prepare import Sink
+from forebay.spark.pipelines.context import Context, place_of
 from forebay.spark.pipelines.file.parsing import load_pipeline
+from forebay.spark.pipelines.kinds.topic import TopicSource
 from forebay.spark.pipelines.outline import outline
-from forebay.spark.pipelines.surroundings import place_of, read_options
 from forebay.spark.tables.staged import StagedTable
 from forebay.spark.writing.options import WriteOptions
 from tests.spark.pipelines.files import BATCH, SOUND, flaws_of, pipeline_of
@@ -188,7 +189,9 @@ def test_a_location_given_here_goes_before_that_of_the_file(home: Path, monkeypa
 def test_a_source_begins_with_what_there_is_unless_it_says_otherwise(home: Path) -> None:
     def options(words: str, text: str = SOUND) -> dict[str, str]:
         pipeline = pipeline_of(home, text.replace("    format: json\n", f"    format: json\n{words}", 1))
-        return read_options(pipeline, pipeline.topic_sources[0], {})
+        source = pipeline.sources[0]
+        assert isinstance(source, TopicSource)
+        return source.read_options(Context(pipeline=pipeline, place={}))
 
     assert options("") == {"topic": "shop/orders", "startingOffsets": "earliest"}
     assert options("    startingOffsets: latest\n")["startingOffsets"] == "latest"

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from forebay.spark.pipelines.file.model import CORRUPT, RECORD_PREFIX, BadRecords, Format, Schema, TopicSource
+from forebay.spark.pipelines.file.model import CORRUPT, RECORD_PREFIX, BadRecords, Format, Schema
 from forebay.spark.values.avro import AvroValues
 from forebay.spark.values.schema import TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from forebay.spark.pipelines.kinds.topic import TopicSource
 
 _TEXT_SHOWN: Final = 200
 

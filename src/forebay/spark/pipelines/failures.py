@@ -8,14 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.logger import PySparkLogger
 
 from forebay import errors
 from forebay.errors import ForebayError, Invalid
-from forebay.spark.pipelines.file.document import Flaw, Flawed, Place, Word
+from forebay.spark.pipelines.file.document import Flaw, Flawed, Place, Word, flawed, hint
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _OURS: Final = re.compile(r"forebay\.errors\.(\w+): ([^\n]*)")
 _RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] ([^\n]*?)(?: SQLSTATE|\n|$)")
@@ -80,6 +83,12 @@ def errors_at(word: Word | Place, what: str) -> Iterator[None]:
         if found is not None and isinstance(word, Word):
             place = word.place_of(int(found[1]), int(found[2]) + 1)
         raise Flawed(str(Flaw(place, f"{what}: {ours or text_of(error)}"))) from error
+
+
+def require_column(frame: DataFrame, word: Word, view: Word) -> None:
+    """`Flawed` with the line if the rows of a view have no column of this name."""
+    if word.lower() not in (name.lower() for name in frame.columns):
+        flawed(word.place, f"{view} has no column {word}: {hint(word, frame.columns, 'the columns are')}")
 
 
 @contextmanager

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.spark.pipelines.context import Context, look_around, place_of
 from forebay.spark.pipelines.file.checking import check_pipeline, unused
-from forebay.spark.pipelines.file.model import (
-    FileSource,
-    Mode,
-    Pipeline,
-    Sink,
-    Source,
-    TableSink,
-    TopicSource,
-)
+from forebay.spark.pipelines.file.model import Mode, Pipeline
 from forebay.spark.pipelines.file.queries import understood
-from forebay.spark.pipelines.progress import may_have_begun, standing
-from forebay.spark.pipelines.surroundings import check_surroundings, place_of, read_options
-from forebay.spark.reading.options import ReadOptions
-from forebay.spark.reading.view import load, load_or_look
+from forebay.spark.pipelines.progress import standing
 from forebay.spark.values.schema import TableColumn
+
+if TYPE_CHECKING:
+    from forebay.spark.pipelines.kinds.protocol import PipelineSink, PipelineSource
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,13 +103,14 @@ def outline(pipeline: Pipeline, given: Mapping[str, str] | None = None) -> Outli
     """Everything that can be known without Spark, checked on the way; `Flawed` has a line for all that is wrong."""
     check_pipeline(pipeline)
     place = place_of(pipeline, given)
-    found = check_surroundings(pipeline, place)
+    context = Context(pipeline=pipeline, place=place)
+    found = look_around(context)
     return Outline(
         pipeline=str(pipeline.name),
         file=pipeline.file,
         mode=str(pipeline.mode),
         location=place,
-        sources=tuple(_source(pipeline, source, place, found) for source in pipeline.sources),
+        sources=tuple(_source(context, source, found.get(source.name.lower())) for source in pipeline.sources),
         steps=tuple(
             StepOutline(
                 name=str(step.name),
@@ -140,59 +134,20 @@ def _unread(pipeline: Pipeline) -> Iterator[str]:
             yield f"step {step.name} is not checked before Spark reads it: {unread.why}, at {at.line}:{at.column}"
 
 
-def _source(
-    pipeline: Pipeline, source: Source, place: Mapping[str, str], found: Mapping[str, tuple[TableColumn, ...]]
-) -> SourceOutline:
-    columns = source.columns or found.get(source.name.lower())
+def _source(context: Context, source: PipelineSource, found: tuple[TableColumn, ...] | None) -> SourceOutline:
+    columns = source.columns or found
     names = tuple(f"{name} {kind}".rstrip() for name, kind in columns) if columns is not None else None
-    if isinstance(source, FileSource):
-        return SourceOutline(
-            name=str(source.name), reads=pipeline.table_of(source), format=str(source.format), columns=names
-        )
-    marked = source.watermark
-    return SourceOutline(
-        name=str(source.name),
-        reads=", ".join(source.topics),
-        format=str(source.format),
-        columns=names,
-        watermark=f"{marked.column} delayed by {marked.delay}" if marked is not None else None,
-        extents=_extents(pipeline, source, place),
-    )
+    return msgspec.structs.replace(source.outline(context), columns=names)
 
 
-def _extents(pipeline: Pipeline, source: TopicSource, place: Mapping[str, str]) -> tuple[Extent, ...]:
-    """What there is to read by the options; nothing where a stream goes on elsewhere and the topics lack that start."""
-    streams = pipeline.mode is Mode.STREAMING
-    options = ReadOptions.parse(read_options(pipeline, source, place), streaming=streams)
-    # A sink that begins only now is refused by its query, if the start is not there.
-    begun = streams and any(may_have_begun(pipeline.checkpoint_of(sink)) for sink in pipeline.sinks)
-    snapshot, ranges = load_or_look(options) if begun else load(options)
-    extents = []
-    for shard, start, stop in ranges or ():
-        view = snapshot.shards[shard]
-        weight = sum(
-            piece.bytes * (min(stop, piece.stop) - max(start, piece.start)) // (piece.stop - piece.start)
-            for piece in view.pieces
-            if piece.start < stop and piece.stop > start
-        )
-        extents.append(Extent(topic=view.topic, partition=view.partition, start=start, stop=stop, bytes=weight))
-    return tuple(extents)
-
-
-def _sink(pipeline: Pipeline, sink: Sink) -> SinkOutline:
-    streams = pipeline.mode is Mode.STREAMING
-    checkpoint = pipeline.checkpoint_of(sink) if streams else None
+def _sink(pipeline: Pipeline, sink: PipelineSink) -> SinkOutline:
+    checkpoint = pipeline.checkpoint_of(sink) if pipeline.mode is Mode.STREAMING else None
     stands = standing(checkpoint) if checkpoint is not None else None
-    if isinstance(sink, TableSink):
-        writes = pipeline.table_of(sink)
-        how = str(sink.format) if streams else f"{sink.format}, {sink.overwrite}"
-    else:
-        writes, how = str(sink.topic), f"{sink.format}, {sink.output}" if streams else str(sink.format)
     return SinkOutline(
         name=str(sink.name),
         view=str(sink.view),
-        writes=writes,
-        how=how,
+        writes=sink.writes(pipeline),
+        how=sink.how(pipeline),
         checkpoint=checkpoint,
         batch=stands.batch if stands is not None else None,
         committed=stands.committed if stands is not None else None,

@@ -16,15 +16,13 @@ import msgspec
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ForebayError
+from forebay.spark.pipelines.context import Context
 from forebay.spark.pipelines.failures import failure, quiet
-from forebay.spark.pipelines.file.model import Mode, Output, Overwrite, Pipeline, Sink, TableFormat, TopicSink
+from forebay.spark.pipelines.file.model import Mode, Pipeline
+from forebay.spark.pipelines.kinds.protocol import PipelineSink
 from forebay.spark.pipelines.progress import ROWS, OnProgress, RunReport, SinkProgress
-from forebay.spark.pipelines.surroundings import write_options
 from forebay.spark.pipelines.views import Outlet, build, own_session
-from forebay.spark.place.location import Location
 from forebay.spark.start.session import context_of
-from forebay.spark.tables.open_table import OpenTable, QueryBatch
-from forebay.spark.tables.staged import StagedTable
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.25
-START_SECONDS: Final = 120
 Guard: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -52,8 +49,9 @@ class Running:
 
     def __post_init__(self) -> None:
         self._begun = self.clock.monotonic()
+        self._context = Context(pipeline=self.pipeline, place=self.place)
         self._sinks = {
-            str(sink.name): SinkProgress(name=str(sink.name), writes=target_of(self.pipeline, sink))
+            str(sink.name): SinkProgress(name=str(sink.name), writes=sink.writes(self.pipeline))
             for sink in self.pipeline.sinks
         }
 
@@ -121,32 +119,18 @@ class Running:
                 self.clock.sleep(POLL_SECONDS)
         begun.result()
 
-    def _write(self, rows: DataFrame, sink: Sink) -> None:
+    def _write(self, rows: DataFrame, sink: PipelineSink) -> None:
         # A thread of the JVM knows no session, and no source in Python either, until one was used in it.
         rows.sparkSession.createDataFrame([], "nothing INT")
-        if isinstance(sink, TopicSink):
-            rows.write.format("forebay").options(**write_options(sink, self.place)).mode("append").save()
-            return
-        if sink.format is TableFormat.ICEBERG:
-            with contextlib.closing(OpenTable(Location.parse(self.place), str(sink.path))) as open_table:
-                open_table.tidy()
-                open_table.put(rows, overwrite=sink.overwrite is Overwrite.OVERWRITE)
-            return
-        table = StagedTable(self.pipeline.path_of(sink.path))
-        names = [str(name) for name in sink.partition_by]
-
-        def fill(stage: str) -> None:
-            (rows.write.partitionBy(*names) if names else rows.write).parquet(stage)
-
-        table.replace(fill, overwrite=sink.overwrite is Overwrite.OVERWRITE)
+        sink.write(rows, self._context)
 
     def _run_stream(self, outlets: Sequence[Outlet]) -> None:
         queries: dict[str, StreamingQuery] = {}
-        # Tables are closed behind the queries that write into them.
-        with contextlib.ExitStack() as tables, self._stopping(queries):
+        # What sinks hold open is closed behind the queries that write into them.
+        with contextlib.ExitStack() as closing, self._stopping(queries):
             for outlet in outlets:
                 with self.guard():
-                    queries[str(outlet.sink.name)] = self._start(outlet, tables)
+                    queries[str(outlet.sink.name)] = self._start(outlet, closing)
             while not self._ended(queries):
                 self.clock.sleep(POLL_SECONDS)
 
@@ -163,7 +147,7 @@ class Running:
                     logger.info("stopping the query of sink %s", name)
                     query.stop()
 
-    def _start(self, outlet: Outlet, tables: contextlib.ExitStack) -> StreamingQuery:
+    def _start(self, outlet: Outlet, closing: contextlib.ExitStack) -> StreamingQuery:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as f
 
@@ -172,18 +156,7 @@ class Running:
         rows = outlet.frame.observe(ROWS, f.count(f.lit(1)).alias("rows"))
         writer = rows.writeStream.queryName(f"{pipeline.name}_{sink.name}")
         writer = writer.option("checkpointLocation", pipeline.checkpoint_of(sink))
-        if isinstance(sink, TopicSink) and sink.output is Output.APPEND:
-            writer = writer.format("forebay").options(**write_options(sink, self.place)).outputMode("append")
-        elif isinstance(sink, TopicSink):
-            # Spark lets no source in Python take updates itself.
-            writer = writer.foreachBatch(into_topic(write_options(sink, self.place), started)).outputMode("update")
-        elif sink.format is TableFormat.ICEBERG:
-            table = tables.enter_context(contextlib.closing(TableBatches(self.place, str(sink.path), started)))
-            writer = writer.foreachBatch(table.put).outputMode("append")
-        else:
-            names = [str(name) for name in sink.partition_by]
-            writer = writer.format("parquet").option("path", pipeline.path_of(sink.path)).outputMode("append")
-            writer = writer.partitionBy(*names) if names else writer
+        writer = sink.stream(writer, self._context, started, closing)
         if pipeline.trigger.available_now:
             writer = writer.trigger(availableNow=True)
         elif pipeline.trigger.interval is not None:
@@ -215,51 +188,6 @@ class Running:
     def _tell(self) -> None:
         if self.on_progress is not None:
             self.on_progress(tuple(self._sinks.values()))
-
-
-def into_topic(options: Mapping[str, str], started: Future[str]) -> Callable[[DataFrame, int], None]:
-    """Brings each batch of a query into a topic once; the query's id is known once it has started."""
-
-    def put(rows: DataFrame, number: int) -> None:
-        batch = {"queryId": started.result(START_SECONDS), "batchId": str(number)}
-        rows.write.format("forebay").options(**options, **batch).mode("append").save()
-
-    return put
-
-
-class TableBatches:
-    """Brings each batch of a query into a table once, over one connection to its catalog. `close` it behind the query.
-
-    Spark calls `put` for one batch after the other, in threads of its own.
-    """
-
-    def __init__(self, place: Mapping[str, str], name: str, started: Future[str]) -> None:
-        """`started` gives the query's id, once it has started."""
-        self._location = Location.parse(place)
-        self._name = name
-        self._started = started
-        self._table: OpenTable | None = None
-
-    def put(self, rows: DataFrame, number: int) -> None:
-        """Add the rows of a batch; the table is opened, and tidied, for the first."""
-        batch = QueryBatch(self._started.result(START_SECONDS), number)
-        if self._table is None:
-            self._table = OpenTable(self._location, self._name)
-            self._table.tidy()
-        self._table.put(rows, batch=batch)
-
-    def close(self) -> None:
-        """Give the connection back."""
-        table, self._table = self._table, None
-        if table is not None:
-            table.close()
-
-
-def target_of(pipeline: Pipeline, sink: Sink) -> str:
-    """What a sink writes to."""
-    if isinstance(sink, TopicSink):
-        return str(sink.topic)
-    return pipeline.table_of(sink)
 
 
 class Tasks(NamedTuple):

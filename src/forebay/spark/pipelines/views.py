@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from forebay.spark.pipelines.decoding import decoded, encoded_avro
+from forebay.spark.pipelines.context import Context
 from forebay.spark.pipelines.failures import errors_at
-from forebay.spark.pipelines.file.document import Word, flawed, hint
-from forebay.spark.pipelines.file.model import (
-    FileFormat,
-    FileSource,
-    Format,
-    Mode,
-    Output,
-    Pipeline,
-    Sink,
-    Source,
-    TableFormat,
-    TableSink,
-    TopicSink,
-)
-from forebay.spark.pipelines.source_tables import table_files
-from forebay.spark.pipelines.surroundings import read_options
-from forebay.spark.place.location import Location
+from forebay.spark.pipelines.file.document import Word, flawed
+from forebay.spark.pipelines.file.model import Mode, Output, Pipeline
+from forebay.spark.pipelines.kinds.protocol import PipelineSink
 from forebay.spark.start.session import context_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 _NOT_REMOTE: Final = "which Spark Connect (sc://) cannot run: name another master, as spark://host:7077 or local[*]"
@@ -39,7 +25,7 @@ _NOT_REMOTE: Final = "which Spark Connect (sc://) cannot run: name another maste
 class Outlet:
     """A sink and the rows that it gets."""
 
-    sink: Sink
+    sink: PipelineSink
     frame: DataFrame
 
 
@@ -78,8 +64,10 @@ def _fit_shuffles(session: SparkSession) -> None:
 def build(spark: SparkSession, pipeline: Pipeline, place: Mapping[str, str]) -> list[Outlet]:
     """The sinks with their rows; nothing is read yet. `Flawed` has the line of a query that Spark does not take."""
     views: dict[str, DataFrame] = {}
+    context = Context(pipeline=pipeline, place=place)
     for source in pipeline.sources:
-        views[source.name.lower()] = _source(spark, pipeline, source, place)
+        with errors_at(source.name, f"source {source.name}"):
+            views[source.name.lower()] = source.frame(spark, context)
         views[source.name.lower()].createOrReplaceTempView(str(source.name))
     for step in pipeline.steps:
         with errors_at(step.sql, f"step {step.name}"):
@@ -87,90 +75,11 @@ def build(spark: SparkSession, pipeline: Pipeline, place: Mapping[str, str]) -> 
             _ = frame.schema  # where analysis is lazy, it happens now
             frame.createOrReplaceTempView(str(step.name))
         views[step.name.lower()] = frame
-    outlets = [Outlet(sink, _sink(views[sink.view.lower()], sink)) for sink in pipeline.sinks]
+    outlets = [Outlet(sink, sink.rows(views[sink.view.lower()])) for sink in pipeline.sinks]
     if pipeline.mode is Mode.STREAMING:
         for outlet in outlets:
             _check_streaming(spark, outlet)
     return outlets
-
-
-def _source(spark: SparkSession, pipeline: Pipeline, source: Source, place: Mapping[str, str]) -> DataFrame:
-    with errors_at(source.name, f"source {source.name}"):
-        if isinstance(source, FileSource):
-            return _files(spark, pipeline, source, place)
-        reader = spark.readStream if pipeline.mode is Mode.STREAMING else spark.read
-        frame = decoded(reader.format("forebay").options(**read_options(pipeline, source, place)).load(), source)
-        if source.watermark is not None:
-            frame = frame.withWatermark(str(source.watermark.column), str(source.watermark.delay))
-        return frame
-
-
-def _files(spark: SparkSession, pipeline: Pipeline, source: FileSource, place: Mapping[str, str]) -> DataFrame:
-    if source.format is FileFormat.ICEBERG:
-        return table_files(Location.parse(place), source).frame(spark)
-    reader = spark.read.format(str(source.format))
-    if source.schema is not None:
-        reader = reader.schema(source.schema.ddl)
-    if source.format is FileFormat.CSV and source.schema is None:
-        reader = reader.option("header", "true").option("inferSchema", "true")
-    for name, text in source.options.items():
-        reader = reader.option(str(name), str(text))
-    return reader.load(pipeline.path_of(source.path))
-
-
-def _sink(frame: DataFrame, sink: Sink) -> DataFrame:
-    if isinstance(sink, TableSink):
-        for word in sink.partition_by:
-            _known_column(frame, sink, word)
-        return frame
-    columns = {"value": _value(frame, sink)}
-    for name, word in sink.expressions.items():
-        columns[name] = _expression(frame, word, name, sink)
-    with errors_at(sink.name, f"sink {sink.name}"):
-        rows = frame.select(*(column.alias(name) for name, column in columns.items()))
-    return encoded_avro(rows, sink.schema) if sink.schema is not None else rows
-
-
-def _value(frame: DataFrame, sink: TopicSink) -> Column:
-    from pyspark.sql import functions as f
-
-    if sink.format is Format.RAW:
-        return _expression(frame, sink.value[0], "value", sink)
-    for word in sink.value:
-        _known_column(frame, sink, word)
-    names = [str(word) for word in sink.value] or frame.columns
-    struct = f.struct(*(f.col(f"`{name}`") for name in names))
-    if sink.format is Format.JSON:
-        return f.to_json(struct).cast("binary")
-    return struct
-
-
-def _known_column(frame: DataFrame, sink: Sink, word: Word) -> None:
-    if word.lower() not in (name.lower() for name in frame.columns):
-        flawed(word.place, f"{sink.view} has no column {word}: {hint(word, frame.columns, 'the columns are')}")
-
-
-def _expression(frame: DataFrame, word: Word, name: str, sink: TopicSink) -> Column:
-    """The expression of a column of records, in the type that it must have."""
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import BinaryType, MapType
-
-    with errors_at(word, f"{name} of sink {sink.name}"):
-        column: Column = f.expr(str(word))
-        kind: Any = frame.select(column).schema.fields[0].dataType
-        if name in ("key", "value") and not isinstance(kind, BinaryType):
-            return column.cast("string").cast("binary")
-        if name == "headers" and isinstance(kind, MapType):
-            column = f.map_entries(column)
-        cast = {
-            "tag": "string",
-            "partition": "int",
-            "timestamp": "timestamp",
-            "headers": "array<struct<key:string,value:binary>>",
-        }.get(name)
-        column = column.cast(cast) if cast is not None else column
-        _ = frame.select(column).schema
-    return column
 
 
 def _check_streaming(spark: SparkSession, outlet: Outlet) -> None:
@@ -182,21 +91,17 @@ def _check_streaming(spark: SparkSession, outlet: Outlet) -> None:
     if jvm is None or frame is None:
         return
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
-    output = outlet.sink.output if isinstance(outlet.sink, TopicSink) else Output.APPEND
-    mode = modes.Append() if output is Output.APPEND else modes.Update()
+    mode = modes.Append() if outlet.sink.output is Output.APPEND else modes.Update()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     with errors_at(outlet.sink.view, f"sink {outlet.sink.name}"):
         checker.checkForStreaming(frame.queryExecution().analyzed(), mode)
 
 
-def _check_remote(sink: Sink) -> None:
+def _check_remote(sink: PipelineSink) -> None:
     """Refuse a sink whose batches this process would write: a Spark Connect server calls no function of its client.
 
     Such a function would run in a process of the server, which does not give it the id of its query: without the id
     the sink cannot know a batch that it has written before.
     """
-    if isinstance(sink, TopicSink):
-        if sink.output is Output.UPDATE:
-            flawed(sink.name.place, f"sink {sink.name} has `output: update`, {_NOT_REMOTE}")
-    elif sink.format is TableFormat.ICEBERG:
-        flawed(sink.name.place, f"sink {sink.name} is a stream into Iceberg, {_NOT_REMOTE}")
+    if sink.elsewhere is not None:
+        flawed(sink.name.place, f"sink {sink.name} {sink.elsewhere}, {_NOT_REMOTE}")

@@ -6,6 +6,7 @@ Knows YAML and nothing of what the words mean. Everything wrong is collected, no
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,10 @@ T = TypeVar("T")
 _NULL: Final = "tag:yaml.org,2002:null"
 _TRUTHS: Final = {"true": True, "false": False}
 _LITERAL: Final = "|"
+_DURATION: Final = re.compile(
+    r"(\d+\s*(ms|milliseconds?|seconds?|minutes?|hours?|days?|weeks?)\s*)+", re.IGNORECASE | re.ASCII
+)
+_NAMED_OPTION: Final = re.compile(r'option "([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,13 @@ class Fields:
         """`true` or `false`."""
         return self.choice(name, _TRUTHS, default)
 
+    def duration(self, name: str) -> Word | None:
+        """A span of time, as Spark writes it."""
+        word = self.word(name)
+        if word is not None and not _DURATION.fullmatch(word.strip()):
+            self.flaws.add(word.place, f"{name} of {self.what} is {str(word)!r:.80}: write a time such as 10 seconds")
+        return word
+
     def words(self, name: str) -> tuple[Word, ...]:
         """A list of texts; a single text is a list of one."""
         node = self._nodes.get(name)
@@ -253,6 +265,15 @@ class Fields:
             elif option is not None and text is not None:
                 taken[option] = text
         return taken
+
+
+def option_place(options: Mapping[Word, Word], message: str) -> Place | None:
+    """Where the option stands that a message names; else the first of them."""
+    named = _NAMED_OPTION.search(message)
+    lowered = {name.lower(): name.place for name in options}
+    if named is not None and named[1].lower() in lowered:
+        return lowered[named[1].lower()]
+    return next(iter(lowered.values()), None)
 
 
 def read_document(path: str, flaws: Flaws, *, what: str, known: Sequence[str]) -> Fields:

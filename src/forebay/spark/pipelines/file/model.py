@@ -1,4 +1,6 @@
-"""A pipeline as its file declares it: sources, steps in SQL, sinks. Plain values; nothing here does anything."""
+"""A pipeline as its file declares it: sources, steps in SQL, sinks. Plain values; what sources and sinks do is up to
+their kinds.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,13 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.spark.pipelines.file.document import Place, Word
-from forebay.spark.reading.columns import SPARK_TYPES
 from forebay.spark.values.schema import TableColumn
+
+if TYPE_CHECKING:
+    from forebay.spark.pipelines.kinds.protocol import PipelineSink, PipelineSource
 
 RECORD_PREFIX: Final = "_"
 """Before the name of what a record has beside its value, where the value is decoded into columns of its own."""
@@ -38,17 +42,6 @@ class Format(enum.StrEnum):
     AVRO = "avro"
 
 
-class FileFormat(enum.StrEnum):
-    """What files are."""
-
-    PARQUET = "parquet"
-    CSV = "csv"
-    JSON = "json"
-    TEXT = "text"
-    ICEBERG = "iceberg"
-    """Those that the current snapshot of a catalog's table names."""
-
-
 class BadRecords(enum.StrEnum):
     """What becomes of a value that does not fit the schema."""
 
@@ -62,15 +55,6 @@ class Output(enum.StrEnum):
 
     APPEND = "append"
     UPDATE = "update"
-
-
-class TableFormat(enum.StrEnum):
-    """What a table is."""
-
-    PARQUET = "parquet"
-    """A directory of Parquet files."""
-    ICEBERG = "iceberg"
-    """A table of the catalog that the settings name."""
 
 
 class Overwrite(enum.StrEnum):
@@ -104,109 +88,11 @@ class Watermark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSource:
-    """One or several topics as a view."""
-
-    name: Word
-    topics: tuple[Word, ...]
-    format: Format = Format.RAW
-    schema: Schema | None = None
-    starting: Word | None = None
-    ending: Word | None = None
-    watermark: Watermark | None = None
-    bad_records: BadRecords = BadRecords.FAIL
-    options: Mapping[Word, Word] = field(default_factory=dict)
-
-    @property
-    def columns(self) -> tuple[TableColumn, ...]:
-        """The columns of the view."""
-        record = tuple(TableColumn(name, kind) for name, kind in SPARK_TYPES.items())
-        if self.format is Format.RAW:
-            return record
-        if self.format is Format.TEXT:
-            return tuple(column._replace(type="string") if column.name == "value" else column for column in record)
-        assert self.schema is not None
-        beside = (TableColumn(RECORD_PREFIX + name, kind) for name, kind in record if name != "value")
-        corrupt = (TableColumn(CORRUPT, "string"),) if self.bad_records is BadRecords.KEEP else ()
-        return (*self.schema.columns, *beside, *corrupt)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSource:
-    """Files as a view, the same for the whole run."""
-
-    name: Word
-    path: Word
-    """As written, see `Pipeline.path_of`; of a catalog's table its name."""
-    format: FileFormat = FileFormat.PARQUET
-    schema: Schema | None = None
-    options: Mapping[Word, Word] = field(default_factory=dict)
-
-    @property
-    def columns(self) -> tuple[TableColumn, ...] | None:
-        """The columns of the view; `None` if only the files know."""
-        if self.format is FileFormat.TEXT:
-            return (TableColumn("value", "string"),)
-        return self.schema.columns if self.schema is not None else None
-
-
-Source: TypeAlias = TopicSource | FileSource
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStep:
     """A query as a view."""
 
     name: Word
     sql: Word
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSink:
-    """Rows of a view as records of a topic. Apart from the columns of `value`, each field is an expression in SQL."""
-
-    name: Word
-    view: Word
-    topic: Word
-    format: Format = Format.JSON
-    value: tuple[Word, ...] = ()
-    """The columns to encode, all if empty; for raw the expression that is the value."""
-    key: Word | None = None
-    tag: Word | None = None
-    partition: Word | None = None
-    timestamp: Word | None = None
-    headers: Word | None = None
-    schema: Schema | None = None
-    output: Output = Output.APPEND
-    options: Mapping[Word, Word] = field(default_factory=dict)
-
-    @property
-    def expressions(self) -> dict[str, Word]:
-        """The columns of the records that are said by expressions."""
-        said = {
-            "key": self.key,
-            "tag": self.tag,
-            "partition": self.partition,
-            "timestamp": self.timestamp,
-            "headers": self.headers,
-        }
-        return {column: word for column, word in said.items() if word is not None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableSink:
-    """Rows of a view as a table."""
-
-    name: Word
-    view: Word
-    path: Word
-    """As written: the directory, see `Pipeline.path_of`; of a catalog's table its name."""
-    format: TableFormat = TableFormat.PARQUET
-    partition_by: tuple[Word, ...] = ()
-    overwrite: Overwrite = Overwrite.CREATE
-
-
-Sink: TypeAlias = TopicSink | TableSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +112,9 @@ class Pipeline:
     file: str
     name: Word
     mode: Mode
-    sources: tuple[Source, ...]
+    sources: tuple[PipelineSource, ...]
     steps: tuple[ViewStep, ...]
-    sinks: tuple[Sink, ...]
+    sinks: tuple[PipelineSink, ...]
     trigger: Trigger = Trigger()
     checkpoint: Word | None = None
     location: Mapping[Word, Word] = field(default_factory=dict)
@@ -246,22 +132,7 @@ class Pipeline:
             return written
         return posixpath.normpath(posixpath.join(posixpath.dirname(posixpath.abspath(self.file)), written))
 
-    def table_of(self, part: FileSource | TableSink) -> str:
-        """What is read or written: the path, or of a catalog's table its name."""
-        is_open = part.format in (FileFormat.ICEBERG, TableFormat.ICEBERG)
-        return str(part.path) if is_open else self.path_of(part.path)
-
-    def checkpoint_of(self, sink: Sink) -> str:
+    def checkpoint_of(self, sink: PipelineSink) -> str:
         """Where a sink keeps how far it has come."""
         assert self.checkpoint is not None
         return f"{self.path_of(self.checkpoint).rstrip('/')}/{sink.name}"
-
-    @property
-    def topic_sources(self) -> tuple[TopicSource, ...]:
-        """The sources that are topics."""
-        return tuple(source for source in self.sources if isinstance(source, TopicSource))
-
-    @property
-    def topic_sinks(self) -> tuple[TopicSink, ...]:
-        """The sinks that are topics."""
-        return tuple(sink for sink in self.sinks if isinstance(sink, TopicSink))

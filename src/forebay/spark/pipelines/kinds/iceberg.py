@@ -1,0 +1,166 @@
+"""Iceberg tables of the catalog in the settings, as sources and sinks."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from forebay.errors import Invalid, Unavailable, Unsupported
+from forebay.spark.pipelines.file.document import Fields, Flaws, Word, flawed, hint
+from forebay.spark.pipelines.file.model import Output, Overwrite, Pipeline
+from forebay.spark.pipelines.kinds.tables import (
+    START_SECONDS,
+    check_overwrite,
+    check_table_name,
+    how_written,
+    parse_overwrite,
+)
+from forebay.spark.pipelines.outline import SourceOutline
+from forebay.spark.place.location import Location
+from forebay.spark.tables.catalog import look_up_table, table_names
+from forebay.spark.tables.files import files_of
+from forebay.spark.tables.open_table import OpenTable, QueryBatch
+from forebay.spark.values.schema import TableColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from forebay.spark.pipelines.context import Context
+
+FORMAT: Final = "iceberg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergSource:
+    """A table as it is when the run begins."""
+
+    words: ClassVar[tuple[str, ...]] = ("table",)
+    format_word: ClassVar[str | None] = FORMAT
+    fields: ClassVar[tuple[str, ...]] = ("format",)
+    streams: ClassVar = False
+
+    name: Word
+    table: Word
+
+    @classmethod
+    def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> IcebergSource | None:
+        table = fields.required(word, "shop.customers")
+        if table is None:
+            return None
+        check_table_name(fields, table)
+        return cls(name=name, table=table)
+
+    @property
+    def columns(self) -> tuple[TableColumn, ...] | None:
+        return None
+
+    def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
+        return (str(self.table),)
+
+    def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
+        """Nothing more: its words were checked one by one."""
+
+    def look(self, flaws: Flaws, context: Context) -> tuple[TableColumn, ...] | None:
+        location = context.location
+        try:
+            table = look_up_table(location, str(self.table))
+            if table is None:
+                way_out = hint(self.table, table_names(location), "the tables are")
+                flaws.add(self.table.place, f"there is no table {self.table} in the catalog of {location}: {way_out}")
+                return None
+            return tuple(TableColumn(name, kind) for name, kind in files_of(table).columns)
+        except (Invalid, Unavailable, Unsupported) as error:
+            flaws.add(self.table.place, f"source {self.name}: {error}")
+            return None
+
+    def outline(self, context: Context) -> SourceOutline:
+        return SourceOutline(name=str(self.name), reads=str(self.table), format=FORMAT)
+
+    def frame(self, spark: SparkSession, context: Context) -> DataFrame:
+        table = look_up_table(context.location, str(self.table))
+        if table is None:
+            flawed(self.table.place, f"source {self.name}: the table {self.table} is gone")
+        return files_of(table).frame(spark)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergSink:
+    """Rows of a view as rows of a table, which one commit adds as a whole."""
+
+    words: ClassVar[tuple[str, ...]] = ("table",)
+    format_word: ClassVar[str | None] = FORMAT
+    fields: ClassVar[tuple[str, ...]] = ("format", "write")
+    exclusive: ClassVar = True
+    output: ClassVar = Output.APPEND
+    elsewhere: ClassVar[str | None] = "is a stream into Iceberg"
+    named: ClassVar[tuple[Word, ...]] = ()
+
+    name: Word
+    view: Word
+    target: Word
+    overwrite: Overwrite = Overwrite.CREATE
+
+    @classmethod
+    def parse(cls, fields: Fields, name: Word, view: Word, target: Word, directory: str) -> IcebergSink:
+        check_table_name(fields, target)
+        return cls(name=name, view=view, target=target, overwrite=parse_overwrite(fields))
+
+    def writes(self, pipeline: Pipeline) -> str:
+        return str(self.target)
+
+    def how(self, pipeline: Pipeline) -> str:
+        return how_written(pipeline, FORMAT, self.overwrite)
+
+    def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
+        check_overwrite(flaws, pipeline, self.name, self.overwrite)
+
+    def look(self, flaws: Flaws, context: Context) -> None:
+        is_new = context.streams or self.overwrite is not Overwrite.CREATE
+        if not is_new and look_up_table(context.location, str(self.target)):
+            flaws.add(self.target.place, f"{self.target} is there already: write `write: append` or `write: overwrite`")
+
+    def rows(self, frame: DataFrame) -> DataFrame:
+        return frame
+
+    def write(self, rows: DataFrame, context: Context) -> None:
+        with contextlib.closing(OpenTable(context.location, str(self.target))) as table:
+            table.tidy()
+            table.put(rows, overwrite=self.overwrite is Overwrite.OVERWRITE)
+
+    def stream(
+        self, writer: DataStreamWriter, context: Context, started: Future[str], closing: contextlib.ExitStack
+    ) -> DataStreamWriter:
+        batches = TableBatches(context.location, str(self.target), started)
+        closing.callback(batches.close)
+        return writer.foreachBatch(batches.put).outputMode("append")
+
+
+class TableBatches:
+    """Brings each batch of a query into a table once, over one connection to its catalog. `close` it behind the query.
+
+    Spark calls `put` for one batch after the other, in threads of its own.
+    """
+
+    def __init__(self, location: Location, name: str, started: Future[str]) -> None:
+        """`started` gives the query's id, once it has started."""
+        self._location = location
+        self._name = name
+        self._started = started
+        self._table: OpenTable | None = None
+
+    def put(self, rows: DataFrame, number: int) -> None:
+        """Add the rows of a batch; the table is opened, and tidied, for the first."""
+        batch = QueryBatch(self._started.result(START_SECONDS), number)
+        if self._table is None:
+            self._table = OpenTable(self._location, self._name)
+            self._table.tidy()
+        self._table.put(rows, batch=batch)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        table, self._table = self._table, None
+        if table is not None:
+            table.close()
