@@ -11,11 +11,12 @@ import pytest
 from pyiceberg.table import Table
 
 import forebay
-from forebay.spark.pipelines.kinds import iceberg
-from forebay.spark.pipelines.kinds.iceberg import TableBatches
+from forebay.spark.pipelines.kinds import iceberg, tables
+from forebay.spark.pipelines.kinds.tables import TableBatches
 from forebay.spark.place.location import Location
 from forebay.spark.tables import open_table
 from forebay.spark.tables.catalog import look_up_table
+from forebay.spark.tables.formats import ICEBERG
 from forebay.spark.tables.iceberg import IcebergTable
 from forebay.spark.tables.open_table import FOLDER, OpenTable
 from forebay.spark.tables.upkeep import named_files, own_folder
@@ -85,11 +86,11 @@ def test_a_stream_tidies_up_once_and_expires_many_at_a_time(
     started: Future[str] = Future()
     started.set_result("query")
     rows = spark.createDataFrame([(1,)], "id BIGINT")
-    with contextlib.closing(TableBatches(location, "shop.copy", started)) as first:
+    with contextlib.closing(TableBatches(location, "shop.copy", ICEBERG, started)) as first:
         first.put(rows, 0)
     stray = _stray(home)
 
-    batches = TableBatches(location, "shop.copy", started)
+    batches = TableBatches(location, "shop.copy", ICEBERG, started)
     counted = []
     for number in range(1, 6):
         batches.put(rows, number)
@@ -127,8 +128,8 @@ def test_runs_open_a_table_once_and_close_it(spark: SparkSession, home: Path, mo
     closed: list[OpenTable] = []
 
     class Noted(OpenTable):
-        def __init__(self, location: Location, name: str) -> None:
-            super().__init__(location, name)
+        def __init__(self, location: Location, name: str, *, table_format: str = ICEBERG) -> None:
+            super().__init__(location, name, table_format=table_format)
             opened.append(self)
 
         def close(self) -> None:
@@ -136,6 +137,7 @@ def test_runs_open_a_table_once_and_close_it(spark: SparkSession, home: Path, mo
             super().close()
 
     monkeypatch.setattr(iceberg, "OpenTable", Noted)
+    monkeypatch.setattr(tables, "OpenTable", Noted)
     running_of(pipeline_of(home, PIPELINE)).run(spark)
     assert len(opened) == 1
 

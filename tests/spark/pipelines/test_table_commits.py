@@ -18,10 +18,11 @@ from pyspark.sql.types import StructType
 
 import forebay
 from forebay.errors import Conflict, Invalid
-from forebay.spark.pipelines.kinds.iceberg import TableBatches
+from forebay.spark.pipelines.kinds.tables import TableBatches
 from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import DATABASE, look_up_table
 from forebay.spark.tables.file_writer import Written, write_rows
+from forebay.spark.tables.formats import ICEBERG
 from forebay.spark.tables.lake_table import TableTarget
 from forebay.spark.tables.open_table import OpenTable, QueryBatch
 from forebay.spark.tables.targets import TableBatch as LakeBatch
@@ -74,7 +75,7 @@ def test_a_stream_has_one_connection_and_gives_it_back(location: Location) -> No
     started.set_result("query")
     gc.disable()
     try:
-        with closing(TableBatches(location, NAME, started)) as batches:
+        with closing(TableBatches(location, NAME, ICEBERG, started)) as batches:
             for number in (*range(10), 3, 9):
                 batches.put(_ids(number), number)
                 assert _connections(location) <= 1
@@ -86,7 +87,7 @@ def test_a_stream_has_one_connection_and_gives_it_back(location: Location) -> No
 
 
 def test_a_table_that_was_never_written_into_is_closed_too(location: Location) -> None:
-    TableBatches(location, NAME, Future()).close()
+    TableBatches(location, NAME, ICEBERG, Future()).close()
     OpenTable(location, NAME).close()
 
     assert _connections(location) == 0

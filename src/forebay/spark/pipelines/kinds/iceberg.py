@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.spark.pipelines.file.document import Fields, Flaws, Word, flawed, hint
 from forebay.spark.pipelines.file.model import Output, Overwrite, Pipeline
 from forebay.spark.pipelines.kinds.tables import (
-    START_SECONDS,
+    TableBatches,
     check_overwrite,
     check_table_name,
     how_written,
     parse_overwrite,
 )
 from forebay.spark.pipelines.outline import SourceOutline
-from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import look_up_table, table_names
 from forebay.spark.tables.files import files_of
-from forebay.spark.tables.open_table import OpenTable, QueryBatch
+from forebay.spark.tables.formats import ICEBERG
+from forebay.spark.tables.open_table import OpenTable
 from forebay.spark.values.schema import TableColumn
 
 if TYPE_CHECKING:
@@ -30,15 +30,13 @@ if TYPE_CHECKING:
 
     from forebay.spark.pipelines.context import Context
 
-FORMAT: Final = "iceberg"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergSource:
     """A table as it is when the run begins."""
 
     words: ClassVar[tuple[str, ...]] = ("table",)
-    format_word: ClassVar[str | None] = FORMAT
+    format_word: ClassVar[str | None] = ICEBERG
     fields: ClassVar[tuple[str, ...]] = ("format",)
     streams: ClassVar = False
 
@@ -77,7 +75,7 @@ class IcebergSource:
             return None
 
     def outline(self, context: Context) -> SourceOutline:
-        return SourceOutline(name=str(self.name), reads=str(self.table), format=FORMAT)
+        return SourceOutline(name=str(self.name), reads=str(self.table), format=ICEBERG)
 
     def frame(self, spark: SparkSession, context: Context) -> DataFrame:
         table = look_up_table(context.location, str(self.table))
@@ -91,7 +89,7 @@ class IcebergSink:
     """Rows of a view as rows of a table, which one commit adds as a whole."""
 
     words: ClassVar[tuple[str, ...]] = ("table",)
-    format_word: ClassVar[str | None] = FORMAT
+    format_word: ClassVar[str | None] = ICEBERG
     fields: ClassVar[tuple[str, ...]] = ("format", "write")
     exclusive: ClassVar = True
     output: ClassVar = Output.APPEND
@@ -112,7 +110,7 @@ class IcebergSink:
         return str(self.target)
 
     def how(self, pipeline: Pipeline) -> str:
-        return how_written(pipeline, FORMAT, self.overwrite)
+        return how_written(pipeline, ICEBERG, self.overwrite)
 
     def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
         check_overwrite(flaws, pipeline, self.name, self.overwrite)
@@ -133,34 +131,6 @@ class IcebergSink:
     def stream(
         self, writer: DataStreamWriter, context: Context, started: Future[str], closing: contextlib.ExitStack
     ) -> DataStreamWriter:
-        batches = TableBatches(context.location, str(self.target), started)
+        batches = TableBatches(context.location, str(self.target), ICEBERG, started)
         closing.callback(batches.close)
         return writer.foreachBatch(batches.put).outputMode("append")
-
-
-class TableBatches:
-    """Brings each batch of a query into a table once, over one connection to its catalog. `close` it behind the query.
-
-    Spark calls `put` for one batch after the other, in threads of its own.
-    """
-
-    def __init__(self, location: Location, name: str, started: Future[str]) -> None:
-        """`started` gives the query's id, once it has started."""
-        self._location = location
-        self._name = name
-        self._started = started
-        self._table: OpenTable | None = None
-
-    def put(self, rows: DataFrame, number: int) -> None:
-        """Add the rows of a batch; the table is opened, and tidied, for the first."""
-        batch = QueryBatch(self._started.result(START_SECONDS), number)
-        if self._table is None:
-            self._table = OpenTable(self._location, self._name)
-            self._table.tidy()
-        self._table.put(rows, batch=batch)
-
-    def close(self) -> None:
-        """Give the connection back."""
-        table, self._table = self._table, None
-        if table is not None:
-            table.close()

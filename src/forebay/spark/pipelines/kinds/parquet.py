@@ -96,8 +96,8 @@ class ParquetSink:
         if overwrite is Overwrite.APPEND:
             fields.flaws.add(
                 fields.place_of("write"),
-                "write append is for `format: iceberg`, which adds as a whole; to add to a directory again and again "
-                "write `mode: streaming` with `trigger: availableNow`",
+                "write append is for `format: iceberg` or `delta`, which add as a whole; to add to a directory again "
+                "and again write `mode: streaming` with `trigger: availableNow`",
             )
         names = fields.words("partitionBy")
         return cls(name=name, view=view, target=target, partition_by=names, overwrite=overwrite)
