@@ -35,6 +35,7 @@ class SourceOutline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     reads: str
     format: str
     columns: tuple[str, ...] | None = None
+    where: str | None = None
     watermark: str | None = None
     extents: tuple[Extent, ...] = ()
 
@@ -176,6 +177,8 @@ def _source_lines(source: SourceOutline) -> list[str]:
         f"{extent.bytes:,} bytes"
         for extent in source.extents
     ]
+    if source.where is not None:
+        lines.append(f"              where {source.where}")
     if source.columns is not None:
         lines.append(f"              columns {', '.join(source.columns)}")
     return lines

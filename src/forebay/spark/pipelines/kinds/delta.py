@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.spark.pipelines.file.document import Fields, Flaws, Word, flawed
 from forebay.spark.pipelines.file.model import Output, Overwrite, Pipeline
+from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
 from forebay.spark.pipelines.kinds.tables import TableBatches, check_overwrite, how_written, parse_overwrite
 from forebay.spark.pipelines.outline import SourceOutline
 from forebay.spark.tables.delta_files import look_up_delta
@@ -33,11 +34,12 @@ class DeltaSource:
 
     words: ClassVar[tuple[str, ...]] = ("table",)
     format_word: ClassVar[str | None] = DELTA
-    fields: ClassVar[tuple[str, ...]] = ("format",)
+    fields: ClassVar[tuple[str, ...]] = ("format", *CHOICE_WORDS)
     streams: ClassVar = False
 
     name: Word
     table: Word
+    choice: Choice = field(default_factory=Choice)
 
     @classmethod
     def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> DeltaSource | None:
@@ -45,7 +47,7 @@ class DeltaSource:
         if table is None:
             return None
         _check_name(fields, table)
-        return cls(name=name, table=table)
+        return cls(name=name, table=table, choice=Choice.parse(fields))
 
     @property
     def columns(self) -> tuple[TableColumn, ...] | None:
@@ -71,16 +73,20 @@ class DeltaSource:
                 "NAMESPACE.NAME is one in the warehouse of the settings",
             )
             return None
-        return tuple(TableColumn(name, kind) for name, kind in found.columns)
+        columns = tuple(TableColumn(name, kind) for name, kind in found.columns)
+        self.choice.check(flaws, self.name, columns)
+        return self.choice.of(columns)
 
     def outline(self, context: Context) -> SourceOutline:
-        return SourceOutline(name=str(self.name), reads=self.reads(context.pipeline)[0], format=DELTA)
+        return SourceOutline(
+            name=str(self.name), reads=self.reads(context.pipeline)[0], format=DELTA, where=self.choice.shown
+        )
 
     def frame(self, spark: SparkSession, context: Context) -> DataFrame:
         found = look_up_delta(context.location, self.reads(context.pipeline)[0])
         if found is None:
             flawed(self.table.place, f"source {self.name}: the table {self.table} is gone")
-        return found.frame(spark)
+        return self.choice.rows(found.frame(spark), self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

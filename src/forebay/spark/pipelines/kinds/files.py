@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from forebay.spark.pipelines.file.document import Fields, Flaws, Word
 from forebay.spark.pipelines.file.model import Pipeline, Schema
 from forebay.spark.pipelines.file.schemas import parse_ddl
+from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
 from forebay.spark.pipelines.outline import SourceOutline
 from forebay.spark.values.schema import TableColumn
 
@@ -42,7 +43,7 @@ class FileSource:
 
     words: ClassVar[tuple[str, ...]] = ("files",)
     format_word: ClassVar[str | None] = None
-    fields: ClassVar[tuple[str, ...]] = ("format", "schema", "options")
+    fields: ClassVar[tuple[str, ...]] = ("format", "schema", "options", *CHOICE_WORDS)
     streams: ClassVar = False
 
     name: Word
@@ -51,6 +52,7 @@ class FileSource:
     format: FileFormat = FileFormat.PARQUET
     schema: Schema | None = None
     options: Mapping[Word, Word] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
 
     @classmethod
     def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> FileSource | None:
@@ -67,10 +69,23 @@ class FileSource:
             fields.flaws.add(written.place, f"schema does not go with {chosen} files: they have their own")
         if path is None:
             return None
-        return cls(name=name, path=path, format=chosen, schema=schema, options=fields.options("options"))
+        return cls(
+            name=name,
+            path=path,
+            format=chosen,
+            schema=schema,
+            options=fields.options("options"),
+            choice=Choice.parse(fields),
+        )
 
     @property
     def columns(self) -> tuple[TableColumn, ...] | None:
+        known = self._known
+        return self.choice.of(known) if known is not None else None
+
+    @property
+    def _known(self) -> tuple[TableColumn, ...] | None:
+        """The columns of the files, as far as the file of the pipeline says them."""
         if self.format is FileFormat.TEXT:
             return (TableColumn("value", "string"),)
         return self.schema.columns if self.schema is not None else None
@@ -79,14 +94,21 @@ class FileSource:
         return (pipeline.path_of(self.path),)
 
     def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
-        """Nothing more: its words were checked one by one."""
+        if self._known is not None:
+            self.choice.check(flaws, self.name, self._known)
 
     def look(self, flaws: Flaws, context: Context) -> tuple[TableColumn, ...] | None:
         is_parquet = self.format is FileFormat.PARQUET
-        return look_at_files(flaws, self.name, self.path, self.options, context.pipeline, is_parquet=is_parquet)
+        columns = look_at_files(flaws, self.name, self.path, self.options, context.pipeline, is_parquet=is_parquet)
+        if columns is None:
+            return None
+        self.choice.check(flaws, self.name, columns)
+        return self.choice.of(columns)
 
     def outline(self, context: Context) -> SourceOutline:
-        return SourceOutline(name=str(self.name), reads=self.reads(context.pipeline)[0], format=str(self.format))
+        return SourceOutline(
+            name=str(self.name), reads=self.reads(context.pipeline)[0], format=str(self.format), where=self.choice.shown
+        )
 
     def frame(self, spark: SparkSession, context: Context) -> DataFrame:
         reader = spark.read.format(str(self.format))
@@ -96,7 +118,7 @@ class FileSource:
             reader = reader.option("header", "true").option("inferSchema", "true")
         for name, text in self.options.items():
             reader = reader.option(str(name), str(text))
-        return reader.load(context.pipeline.path_of(self.path))
+        return self.choice.rows(reader.load(context.pipeline.path_of(self.path)), self.name)
 
 
 def look_at_files(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.spark.pipelines.file.document import Fields, Flaws, Word, flawed, hint
 from forebay.spark.pipelines.file.model import Output, Overwrite, Pipeline
+from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
 from forebay.spark.pipelines.kinds.tables import (
     TableBatches,
     check_overwrite,
@@ -37,11 +38,12 @@ class IcebergSource:
 
     words: ClassVar[tuple[str, ...]] = ("table",)
     format_word: ClassVar[str | None] = ICEBERG
-    fields: ClassVar[tuple[str, ...]] = ("format",)
+    fields: ClassVar[tuple[str, ...]] = ("format", *CHOICE_WORDS)
     streams: ClassVar = False
 
     name: Word
     table: Word
+    choice: Choice = field(default_factory=Choice)
 
     @classmethod
     def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> IcebergSource | None:
@@ -49,7 +51,7 @@ class IcebergSource:
         if table is None:
             return None
         check_table_name(fields, table)
-        return cls(name=name, table=table)
+        return cls(name=name, table=table, choice=Choice.parse(fields))
 
     @property
     def columns(self) -> tuple[TableColumn, ...] | None:
@@ -69,19 +71,21 @@ class IcebergSource:
                 way_out = hint(self.table, table_names(location), "the tables are")
                 flaws.add(self.table.place, f"there is no table {self.table} in the catalog of {location}: {way_out}")
                 return None
-            return tuple(TableColumn(name, kind) for name, kind in files_of(table).columns)
+            columns = tuple(TableColumn(name, kind) for name, kind in files_of(table).columns)
         except (Invalid, Unavailable, Unsupported) as error:
             flaws.add(self.table.place, f"source {self.name}: {error}")
             return None
+        self.choice.check(flaws, self.name, columns)
+        return self.choice.of(columns)
 
     def outline(self, context: Context) -> SourceOutline:
-        return SourceOutline(name=str(self.name), reads=str(self.table), format=ICEBERG)
+        return SourceOutline(name=str(self.name), reads=str(self.table), format=ICEBERG, where=self.choice.shown)
 
     def frame(self, spark: SparkSession, context: Context) -> DataFrame:
         table = look_up_table(context.location, str(self.table))
         if table is None:
             flawed(self.table.place, f"source {self.name}: the table {self.table} is gone")
-        return files_of(table).frame(spark)
+        return self.choice.rows(files_of(table).frame(spark), self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from forebay.spark.pipelines.failures import require_column
 from forebay.spark.pipelines.file.document import Fields, Flaws, Word
 from forebay.spark.pipelines.file.model import Output, Overwrite, Pipeline
+from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
 from forebay.spark.pipelines.kinds.files import look_at_files
 from forebay.spark.pipelines.kinds.tables import check_overwrite, how_written, parse_overwrite
 from forebay.spark.pipelines.outline import SourceOutline
@@ -36,18 +37,21 @@ class ParquetSource:
 
     words: ClassVar[tuple[str, ...]] = ("table",)
     format_word: ClassVar[str | None] = FORMAT
-    fields: ClassVar[tuple[str, ...]] = ("format", "options")
+    fields: ClassVar[tuple[str, ...]] = ("format", "options", *CHOICE_WORDS)
     streams: ClassVar = False
 
     name: Word
     path: Word
     """As written, see `Pipeline.path_of`."""
     options: Mapping[Word, Word] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
 
     @classmethod
     def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> ParquetSource | None:
         path = fields.required(word, "customers")
-        return cls(name=name, path=path, options=fields.options("options")) if path is not None else None
+        if path is None:
+            return None
+        return cls(name=name, path=path, options=fields.options("options"), choice=Choice.parse(fields))
 
     @property
     def columns(self) -> tuple[TableColumn, ...] | None:
@@ -60,16 +64,22 @@ class ParquetSource:
         """Nothing more: its words were checked one by one."""
 
     def look(self, flaws: Flaws, context: Context) -> tuple[TableColumn, ...] | None:
-        return look_at_files(flaws, self.name, self.path, self.options, context.pipeline, is_parquet=True)
+        columns = look_at_files(flaws, self.name, self.path, self.options, context.pipeline, is_parquet=True)
+        if columns is None:
+            return None
+        self.choice.check(flaws, self.name, columns)
+        return self.choice.of(columns)
 
     def outline(self, context: Context) -> SourceOutline:
-        return SourceOutline(name=str(self.name), reads=self.reads(context.pipeline)[0], format=FORMAT)
+        return SourceOutline(
+            name=str(self.name), reads=self.reads(context.pipeline)[0], format=FORMAT, where=self.choice.shown
+        )
 
     def frame(self, spark: SparkSession, context: Context) -> DataFrame:
         reader = spark.read
         for name, text in self.options.items():
             reader = reader.option(str(name), str(text))
-        return reader.parquet(context.pipeline.path_of(self.path))
+        return self.choice.rows(reader.parquet(context.pipeline.path_of(self.path)), self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

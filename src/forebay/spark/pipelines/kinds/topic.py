@@ -27,6 +27,7 @@ from forebay.spark.pipelines.file.model import (
     Watermark,
 )
 from forebay.spark.pipelines.file.schemas import parse_ddl
+from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
 from forebay.spark.pipelines.kinds.tables import START_SECONDS
 from forebay.spark.pipelines.outline import Extent, SourceOutline
 from forebay.spark.pipelines.progress import may_have_begun
@@ -34,6 +35,7 @@ from forebay.spark.place.location import NAMES as PLACE_NAMES
 from forebay.spark.reading.columns import SPARK_TYPES
 from forebay.spark.reading.options import NAMES, ReadOptions
 from forebay.spark.reading.view import load, load_or_look
+from forebay.spark.reading.where import parse_where
 from forebay.spark.values.avro import columns_of_avro, read_avro_schema
 from forebay.spark.values.schema import TableColumn
 from forebay.spark.writing.options import NAMES as WRITE_NAMES
@@ -54,6 +56,7 @@ _OWN_OPTIONS: Final = {
     "topics": "topics",
     "startingoffsets": "startingOffsets",
     "endingoffsets": "endingOffsets",
+    "columns": "columns",
 }
 """Options of a read that have words of their own in a source."""
 _NAMED_OPTION: Final = re.compile(r'option "([^"]+)"')
@@ -73,6 +76,7 @@ class TopicSource:
         "watermark",
         "badRecords",
         "options",
+        *CHOICE_WORDS,
     )
     streams: ClassVar = True
 
@@ -85,6 +89,8 @@ class TopicSource:
     watermark: Watermark | None = None
     bad_records: BadRecords = BadRecords.FAIL
     options: Mapping[Word, Word] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
+    """`where` is over the columns of the record itself; `columns` are those of the view."""
 
     @classmethod
     def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> TopicSource | None:
@@ -107,6 +113,7 @@ class TopicSource:
             watermark=watermark,
             bad_records=fields.choice("badRecords", {str(kind): kind for kind in BadRecords}, BadRecords.FAIL),
             options=fields.options("options"),
+            choice=Choice.parse(fields),
         )
         if "badRecords" in fields and kind not in (Format.JSON, Format.AVRO):
             fields.flaws.add(
@@ -117,6 +124,11 @@ class TopicSource:
     @property
     def columns(self) -> tuple[TableColumn, ...]:
         """The columns of the view."""
+        return self.choice.of(self._promised)
+
+    @property
+    def _promised(self) -> tuple[TableColumn, ...]:
+        """The columns of the view, if none are chosen."""
         record = tuple(TableColumn(name, kind) for name, kind in SPARK_TYPES.items())
         if self.format is Format.RAW:
             return record
@@ -140,8 +152,19 @@ class TopicSource:
                     flaws.add(
                         self.schema.written.place, f"schema has a column {name}: that is the record's own {name[1:]}"
                     )
+        self.choice.check(flaws, self.name, self._promised)
+        if self.choice.where is not None:
+            self._check_where(flaws, self.choice.where)
         if self.watermark is not None:
             self._check_watermark(flaws, self.watermark.column)
+
+    def _check_where(self, flaws: Flaws, where: Word) -> None:
+        if any(name.lower() == "where" for name in self.options):
+            flaws.add(where.place, f"where is given twice in source {self.name}: leave out that of the options")
+        try:
+            parse_where(where)
+        except Invalid as error:
+            flaws.add(where.place, f"source {self.name}: {error}; or filter the view in a step")
 
     def _check_watermark(self, flaws: Flaws, column: Word) -> None:
         kind = {name.lower(): kind for name, kind in self.columns}.get(column.lower())
@@ -157,8 +180,7 @@ class TopicSource:
         self._check_options(flaws, context)
 
     def _check_options(self, flaws: Flaws, context: Context) -> None:
-        # The option columns is not for here: a view has the columns that it promises.
-        known = [name for name in NAMES if name.lower() not in _OWN_OPTIONS and name not in (*PLACE_NAMES, "columns")]
+        known = [name for name in NAMES if name.lower() not in _OWN_OPTIONS and name not in PLACE_NAMES]
         for name in self.options:
             if name.lower() in _OWN_OPTIONS:
                 own = _OWN_OPTIONS[name.lower()]
@@ -186,7 +208,20 @@ class TopicSource:
             options["startingOffsets"] = "earliest"
         if self.ending is not None:
             options["endingOffsets"] = str(self.ending)
+        if self.choice.where is not None and not context.streams:
+            options["where"] = str(self.choice.where)
+        # Spark filters a stream behind the read, which must show what the condition is about.
+        if self.choice.columns and (self.choice.where is None or not context.streams):
+            options["columns"] = ",".join(self._record_columns())
         return options
+
+    def _record_columns(self) -> list[str]:
+        """What is read of the records: the chosen columns, and what decoding needs."""
+        chosen = {name for name, _ in self.columns}
+        if self.format in (Format.RAW, Format.TEXT):
+            return [name for name in SPARK_TYPES if name in chosen]
+        needed = {"value"} | ({"topic", "partition", "offset"} if self.bad_records is BadRecords.FAIL else set())
+        return [name for name in SPARK_TYPES if name in needed or RECORD_PREFIX + name in chosen]
 
     def _parsed_options(self, context: Context) -> ReadOptions:
         return ReadOptions.parse(self.read_options(context), streaming=context.streams)
@@ -197,6 +232,7 @@ class TopicSource:
             name=str(self.name),
             reads=", ".join(self.topics),
             format=str(self.format),
+            where=self.choice.shown,
             watermark=f"{marked.column} delayed by {marked.delay}" if marked is not None else None,
             extents=self._extents(context),
         )
@@ -222,7 +258,12 @@ class TopicSource:
 
     def frame(self, spark: SparkSession, context: Context) -> DataFrame:
         reader = spark.readStream if context.streams else spark.read
-        frame = decoded(reader.format("forebay").options(**self.read_options(context)).load(), self)
+        records = reader.format("forebay").options(**self.read_options(context)).load()
+        if context.streams and self.choice.where is not None:
+            records = records.where(str(self.choice.where))
+        frame = decoded(records, self)
+        if self.choice.columns:
+            frame = frame.select(*(f"`{name}`" for name, _ in self.columns))
         if self.watermark is not None:
             frame = frame.withWatermark(str(self.watermark.column), str(self.watermark.delay))
         return frame
