@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from forebay.clock import Clock
+from forebay.decoders import decoder
 from forebay.disk import Disk, Lock, make_directories, replace_file
 from forebay.errors import Corrupt, Invalid, Unavailable, UnsupportedFormat
 
@@ -188,7 +189,7 @@ def read_marker(path: str, disk: Disk) -> Marker:
     finally:
         file.close()
     try:
-        marker = msgspec.json.decode(content, type=Marker)
+        marker = decoder(Marker).decode(content)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"{path}/{MARKER} is damaged ({error}): restore it from a backup") from error
     if marker.format > FORMAT:
@@ -259,7 +260,7 @@ def _read_claim(shards: str, disk: Disk) -> Claim | None:
         return None
     file = disk.open(path)
     try:
-        return msgspec.json.decode(file.read_at(8192, 0), type=Claim)
+        return decoder(Claim).decode(file.read_at(8192, 0))
     except msgspec.MsgspecError as error:
         raise Corrupt(f"{path} is damaged ({error}): restore it from a backup") from error
     finally:

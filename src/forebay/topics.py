@@ -15,6 +15,7 @@ from typing import Annotated, Final, NamedTuple, TypedDict, TypeVar, Unpack
 import msgspec
 from msgspec import Meta
 
+from forebay.decoders import converted
 from forebay.errors import Conflict, Invalid, Unsupported
 
 NAMESPACE_DEFAULT = "default"
@@ -511,9 +512,7 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
                 )
         fields = {"namespace": topic.namespace, "topic": topic.topic, "name": name, "topic_id": topic.topic_id}
         try:
-            spec = msgspec.convert(
-                {**fields, "subscription_id": subscription_id, "created_at": created_at, **options}, cls
-            )
+            spec = converted({**fields, "subscription_id": subscription_id, "created_at": created_at, **options}, cls)
         except msgspec.ValidationError as error:
             raise Invalid(f"the subscription {name} of {topic.name} cannot be so: {error}") from error
         if spec.backoff_min_ms > spec.backoff_max_ms:

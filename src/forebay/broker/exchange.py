@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
+from forebay.decoders import converted, decoder
 from forebay.errors import Invalid, TooLarge
 from forebay.service.principals import Principal
 from forebay.service.quotas import Admission
@@ -206,7 +207,7 @@ class Request:
         if not body and default is not None:
             return default
         try:
-            return msgspec.json.decode(body, type=kind)
+            return decoder(kind).decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             fields = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
             raise Invalid(f"the body is wrong: {error}; it is a JSON object with: {fields}") from error
@@ -239,7 +240,7 @@ def _too_large(bytes_max: int, limit: str, size: int | None) -> TooLarge:
 
 def _converted(found: dict[str, Any], kind: type[T]) -> T:
     try:
-        return msgspec.convert(found, kind, strict=False)
+        return converted(found, kind, strict=False)
     except msgspec.ValidationError as error:
         allowed = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
         raise Invalid(f"the query of the address is wrong: {error}; parameters: {allowed or 'none'}") from error

@@ -15,6 +15,7 @@ from forebay.broker.records import received
 from forebay.broker.routes import NoQuery, Route
 from forebay.broker.topics import LISTED, LISTED_MAX, TOPIC
 from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
+from forebay.decoders import decoder
 from forebay.errors import Invalid
 from forebay.loads.topic import LOOK_SECONDS, LOOK_SECONDS_MAX
 from forebay.pages import LOOP_BYTES_MAX
@@ -91,7 +92,7 @@ async def put_load(broker: Broker, request: Request) -> HttpAnswer:
 def _offer(body: bytes) -> LoadOffer:
     """The offer of a body. In the event loop, or in a thread."""
     try:
-        return msgspec.json.decode(body, type=LoadOffer)
+        return decoder(LoadOffer).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(LoadOffer.__struct_fields__)
         raise Invalid(f"the body is wrong: {error}; it is a JSON object with: {fields}") from error

@@ -34,6 +34,7 @@ from forebay.arguments import (
 from forebay.client.lanes import BY_KEY, ProducerLanes
 from forebay.client.transport import HttpCall, HttpTransport
 from forebay.clock import Clock
+from forebay.decoders import decoder
 from forebay.errors import Conflict, ForebayError, Indeterminate, Invalid, PartitionOutcomes, Throttled, Unavailable
 from forebay.records import Headers, HeadersLike, OffsetRange
 from forebay.wire import bodies
@@ -54,7 +55,7 @@ RECORD_BYTES: Final = 64
 """What a record counts for in a queue beside its key and value."""
 ADDRESS_BYTES_MAX: Final = 1024
 """Key and tag of a record whose value is the whole body stand in the address."""
-_APPENDED: Final = msgspec.json.Decoder(AppendedRanges)
+_APPENDED: Final = decoder(AppendedRanges)
 
 
 class SentRecords(NamedTuple):

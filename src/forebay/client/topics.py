@@ -17,6 +17,7 @@ from forebay.client.appends import Appends
 from forebay.client.producers import AsyncRemoteProducer
 from forebay.client.transport import HttpCall, HttpTransport
 from forebay.clock import Clock
+from forebay.decoders import decoder
 from forebay.errors import Closed, Invalid, Unavailable
 from forebay.partitioning import check_partition
 from forebay.records import EARLIEST, LATEST, Offsets, Position, RecordPage, Start
@@ -192,7 +193,7 @@ class TopicCalls:
 def decoded(kind: type[T], body: bytes) -> T:
     """The message of an answer; `Unavailable` if it was damaged on its way."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unavailable(f"the answer is not sound: {error}; ask again") from error
 

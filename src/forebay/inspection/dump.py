@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from forebay.decoders import decoder
 from forebay.directory import MARKER
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, Invalid, UnsupportedFormat
@@ -247,7 +248,7 @@ def _live(content: bytes) -> Iterator[Item]:
 
 def _marker(content: bytes) -> Iterator[Item]:
     try:
-        yield {"kind": "directory", **msgspec.json.decode(content, type=dict[str, Any])}
+        yield {"kind": "directory", **decoder(dict[str, Any]).decode(content)}
     except msgspec.MsgspecError as error:
         yield {"kind": "directory", "verdict": Verdict.DAMAGED.value, "error": str(error)}
 

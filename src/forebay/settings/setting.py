@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_
 import msgspec
 from msgspec import Meta
 
+from forebay.decoders import converted
 from forebay.errors import Invalid, Unsupported
 
 KIB = 1024
@@ -130,7 +131,7 @@ class Setting:
         if isinstance(value, str) and not strict:
             value = _parted(value, get_origin(self.type))
         try:
-            return msgspec.convert(value, self.declared, strict=strict)
+            return converted(value, self.declared, strict=strict)
         except msgspec.ValidationError as error:
             allowed = f"{self.range} {self.unit}".rstrip()
             given = HIDDEN if self.secret else shown(value)

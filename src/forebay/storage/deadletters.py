@@ -18,6 +18,7 @@ import msgspec
 from forebay.appends.producer_window import NONE_BEFORE, ROUTER_IDS
 from forebay.appends.queue import record_bytes
 from forebay.arguments import checked_partition
+from forebay.decoders import decoder
 from forebay.errors import Conflict, Corrupt, ForebayError, Full, Invalid, Moved, UnknownTopic
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.partitioning import partition_of_key
@@ -388,7 +389,7 @@ class DeadLetters:
         if not text:
             return 0
         try:
-            note = msgspec.json.decode(text, type=_ReplayNote)
+            note = decoder(_ReplayNote).decode(text)
         except msgspec.MsgspecError as error:
             raise Corrupt(
                 f"what a replay of {self.topic}[{partition}] was doing cannot be read ({text!a:.80}): see what "

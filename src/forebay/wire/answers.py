@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from forebay.decoders import decoder
 from forebay.errors import Corrupt, Invalid, Unavailable, UnsupportedFormat
 from forebay.format.checksum import crc32, salted
 from forebay.format.control.frames import decode_gap, encode_gap
@@ -106,9 +107,9 @@ class PageBody(msgspec.Struct):
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_PAGE_DECODER: Final = msgspec.json.Decoder(PageBody)
-_ITEM_DECODER: Final = msgspec.json.Decoder(RecordItem)
-_GAPS_DECODER: Final = msgspec.json.Decoder(list[GapItem])
+_PAGE_DECODER: Final = decoder(PageBody)
+_ITEM_DECODER: Final = decoder(RecordItem)
+_GAPS_DECODER: Final = decoder(list[GapItem])
 
 
 # JSON

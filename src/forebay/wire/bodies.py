@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from forebay.decoders import decoder
 from forebay.errors import Invalid, Unsupported
 from forebay.format.columns.rows import ColumnBytes
 from forebay.records import HEADERS_MAX, TAG_BYTES_MAX, TIMESTAMP_MAX, Headers
@@ -72,7 +73,7 @@ class RecordsBody(msgspec.Struct, forbid_unknown_fields=True):
     records: list[RecordItem]
 
 
-_JSON_DECODER: Final = msgspec.json.Decoder(RecordsBody | list[RecordItem])
+_JSON_DECODER: Final = decoder(RecordsBody | list[RecordItem])
 _ENCODER: Final = msgspec.json.Encoder()
 
 

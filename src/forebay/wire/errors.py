@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from forebay.decoders import converted, decoder
 from forebay.errors import (
     Closed,
     Conflict,
@@ -125,7 +126,7 @@ class OutcomeItem(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[FailedPartition]
 
 
-_DECODER: Final = msgspec.json.Decoder(ErrorBody)
+_DECODER: Final = decoder(ErrorBody)
 
 
 def row_of(kind: type[BaseException]) -> ErrorRow:
@@ -191,7 +192,7 @@ def _outcome(sent: object, error: ForebayError) -> PartitionOutcomes | None:
     if sent is None:
         return None
     try:
-        item = msgspec.convert(sent, OutcomeItem)
+        item = converted(sent, OutcomeItem)
     except msgspec.ValidationError:
         return None  # of another version, or of another make: the error itself stands
     failures = {failed.partition: _failed(failed, error) for failed in item.failures}

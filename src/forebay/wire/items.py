@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from forebay.decoders import decoder
 from forebay.errors import Invalid
 from forebay.format.frame.batch import Batch
 from forebay.records import HEADERS_MAX, TAG_BYTES_MAX, TIMESTAMP_MAX, Gap, Headers, Reason, Record
@@ -81,7 +82,7 @@ class RecordItem(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 APPENDED_FIELDS: Final = ("value", "value_b64", "key", "key_b64", "tag", "headers", "timestamp", "partition")
 """What a record to be appended may have. `offset` and `topic` are accepted: a reader gets them, the log gives them."""
-LINE_DECODER: Final = msgspec.json.Decoder(RecordItem)
+LINE_DECODER: Final = decoder(RecordItem)
 _IS_GAP: Final = "is a gap and holds no record: leave it out"
 _PLACE: Final = re.compile(r" - at `\$(?:\.records)?(?:\[(\d+)\])?\.?(\w*)")
 _UNKNOWN: Final = re.compile(r"unknown field `(.*?)`")

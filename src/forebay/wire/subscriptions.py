@@ -10,6 +10,7 @@ from typing import Annotated, Final, Self, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from forebay.decoders import decoder
 from forebay.errors import Unavailable
 from forebay.records import (
     OFFSET_MAX,
@@ -334,7 +335,7 @@ class LetterCount(msgspec.Struct, frozen=True):
     letters: int
 
 
-_PULLED: Final = msgspec.json.Decoder(PulledRecords)
+_PULLED: Final = decoder(PulledRecords)
 
 
 def decode_pulled(body: bytes) -> tuple[list[DeliveredRecord], int]:

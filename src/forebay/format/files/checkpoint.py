@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.decoders import decoder
 from forebay.format.checksum import crc32
 from forebay.format.frame.head import Verdict
 from forebay.records import Bytes
@@ -68,7 +69,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(Checkpoint)
+_DECODER: Final = decoder(Checkpoint)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from forebay.decoders import decoder
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.checksum import crc32
 from forebay.records import Bytes
@@ -44,9 +45,9 @@ class _Claim(msgspec.Struct):
     min_reader: int
 
 
-_ENVELOPES: Final = msgspec.json.Decoder(_Envelope)
-_CLAIMS: Final = msgspec.json.Decoder(_Claim)
-_FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
+_ENVELOPES: Final = decoder(_Envelope)
+_CLAIMS: Final = decoder(_Claim)
+_FIELDS: Final = decoder(dict[str, Any])
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
 
@@ -79,7 +80,7 @@ def decode_value(buffer: Bytes, kind: type[T]) -> tuple[T, Unknown]:
         raise Corrupt(f"a stored {kind.__name__} is damaged: crc {crc}, expected {envelope.crc}")
     _refuse_newer(envelope.min_reader, kind)
     try:
-        known = _decoder(kind).decode(inner)
+        known = decoder(kind).decode(inner)
         fields = _FIELDS.decode(inner)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"a stored {kind.__name__} is not readable: {error}") from error
@@ -109,8 +110,3 @@ def _refuse_newer(min_reader: int, kind: type[msgspec.Struct]) -> None:
 @lru_cache(maxsize=64)
 def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
-
-
-@lru_cache(maxsize=64)
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    return msgspec.json.Decoder(kind)

@@ -18,6 +18,7 @@ import httpx
 import msgspec
 
 from forebay.clock import Clock
+from forebay.decoders import decoder
 from forebay.disk.forks import FORKS, ForkGuard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
 from forebay.locks import Rank, RankedLock
@@ -142,7 +143,7 @@ class Gateway:
         """What the present member says of itself, if anything."""
         try:
             answer = self._client.get(f"{self.endpoints[self._present]}/version", timeout=self.timeout_s)
-            return str(msgspec.json.decode(answer.content, type=dict[str, str]).get("etcdserver"))
+            return str(decoder(dict[str, str]).decode(answer.content).get("etcdserver"))
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             _log.info("etcd does not say its version: %s", error)
             return None
@@ -277,7 +278,7 @@ class ReplyStream:
 
 def _decoded(answer: bytes, kind: type[_Reply]) -> _Reply:
     try:
-        return msgspec.json.decode(answer, type=kind, strict=False)
+        return decoder(kind, strict=False).decode(answer)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise AnswerLost(f"an answer that is not understood: {answer[:100]!r}") from error
 

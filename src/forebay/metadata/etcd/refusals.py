@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from forebay.decoders import decoder
 from forebay.errors import ForebayError, Invalid, Unavailable
 from forebay.metadata.etcd.wire import FailureReply, StreamFailure
 
@@ -81,7 +82,7 @@ class Refused(Exception):
 def failure_of(status: int, body: bytes) -> NotDone | AnswerLost | LoginNeeded | Refused:
     """What a reply other than 200 means."""
     try:
-        reply = msgspec.json.decode(body, type=FailureReply, strict=False)
+        reply = decoder(FailureReply, strict=False).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # Not etcd's own words: something between us and it, which may have passed the request on.
         return AnswerLost(f"status {status}: {body[:100]!r}")

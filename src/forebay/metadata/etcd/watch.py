@@ -16,6 +16,7 @@ from typing import Self
 
 import msgspec
 
+from forebay.decoders import decoder
 from forebay.errors import Closed, ForebayError, Unavailable
 from forebay.locks import Rank, RankedCondition
 from forebay.metadata.etcd.gateway import Gateway, ReplyStream
@@ -184,7 +185,7 @@ class EtcdWatch:
 
 def _message(line: bytes) -> WatchReply:
     try:
-        message = msgspec.json.decode(line, type=WatchMessage, strict=False)
+        message = decoder(WatchMessage, strict=False).decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unavailable(f"etcd sent what is not understood: {line[:100]!r}") from error
     if message.error is not None:

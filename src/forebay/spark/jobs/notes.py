@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from forebay.decoders import decoder
 from forebay.errors import Invalid
 
 R = TypeVar("R")
@@ -21,7 +22,7 @@ class Notes:
         self._done: set[str] = set()
         for line in _whole_lines(path, read_only=read_only):
             try:
-                self._done.add(msgspec.json.decode(line, type=str))
+                self._done.add(decoder(str).decode(line))
             except msgspec.MsgspecError as error:
                 raise Invalid(f"{path} does not hold the notes of a job ({error}): name another file") from error
 
@@ -46,7 +47,7 @@ class Results(Generic[R]):
         self._known: dict[str, R] = {}
         for line in _whole_lines(path, read_only=read_only):
             try:
-                name, result = msgspec.json.decode(line, type=tuple[str, kind])  # type: ignore[valid-type]
+                name, result = decoder(tuple[str, kind]).decode(line)  # type: ignore[valid-type]
             except msgspec.MsgspecError as error:
                 raise Invalid(f"{path} does not hold the results of this job ({error}): name another file") from error
             self._known[name] = result

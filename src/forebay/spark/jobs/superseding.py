@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from forebay.compacting.superseding import KEYS, Superseding, superseding
+from forebay.decoders import unpacked
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.format.metadata.vectors import DeletionVector, deleted_by, vectors_of
@@ -74,7 +75,7 @@ def _reader(
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for unit in batch.column(0).to_pylist():
-                said = look(msgspec.msgpack.decode(unit, type=KeyUnit))
+                said = look(unpacked(unit, KeyUnit))
                 newest = said.newest.select(KEYS.names).append_column(
                     "superseded", pa.nulls(len(said.newest), pa.binary())
                 )
@@ -98,4 +99,4 @@ def _pack(offsets: OffsetSet) -> bytes:
 
 
 def _unpacked(packed: bytes) -> OffsetSet:
-    return deleted_by(msgspec.msgpack.decode(packed, type=list[DeletionVector]))
+    return deleted_by(unpacked(packed, list[DeletionVector]))

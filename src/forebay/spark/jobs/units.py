@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 
+from forebay.decoders import unpacked
 from forebay.spark.jobs.reports import JobProgress, Unseen
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def run_together(
 def _outcome(unit: U, result: bytes | None, error: str | None, result_type: type[R]) -> UnitOutcome[U, R]:
     if result is None:
         return UnitOutcome(unit, None, error)
-    return UnitOutcome(unit, msgspec.msgpack.decode(result, type=result_type), None)
+    return UnitOutcome(unit, unpacked(result, result_type), None)
 
 
 def _worker(
@@ -124,7 +125,7 @@ def _worker(
             for number, unit in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 result, error = None, None
                 try:
-                    result = msgspec.msgpack.encode(work(msgspec.msgpack.decode(unit, type=unit_type)))
+                    result = msgspec.msgpack.encode(work(unpacked(unit, unit_type)))
                 except Exception as failure:  # noqa: BLE001 - whatever it is, the other units go on
                     error = f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS]
                 yield pa.RecordBatch.from_pylist(

@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.blobs import BlobMissing, BlobStore
 from forebay.clock import SystemClock
+from forebay.decoders import decoder
 from forebay.disk import SystemDisk
 from forebay.errors import Conflict, Moved, Unavailable, UnknownTopic, Unsupported
 from forebay.format.control.frames import Floor, reason_of
@@ -285,7 +286,7 @@ def topic_path(name: str) -> str:
 def decoded(kind: type[S], body: bytes) -> S:
     """The message of an answer; `Unavailable` if it is none, so that it is asked for again."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unavailable(f"the answer of the broker is no {kind.__name__}: {error}") from error
 

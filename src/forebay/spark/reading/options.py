@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.decoders import decoder
 from forebay.errors import Invalid
 from forebay.records import OFFSET_MAX
 from forebay.spark.place.location import NAMES as PLACE_NAMES
@@ -232,7 +233,7 @@ def _times(option: str, text: str) -> Limit:
 
 def _by_topic(option: str, text: str, example: str) -> dict[str, dict[int, int]]:
     try:
-        by_topic = msgspec.json.decode(text, type=dict[str, dict[str, int]])
+        by_topic = decoder(dict[str, dict[str, int]]).decode(text)
     except msgspec.MsgspecError as error:
         raise Invalid(f'option "{option}" is {text!r:.200}: write {example}; {error}') from error
     found: dict[str, dict[int, int]] = {}

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
+from forebay.decoders import decoder
 from forebay.errors import Conflict, Unavailable
 from forebay.settings import TableSettings
 
@@ -167,7 +168,7 @@ def encode_ranges(ranges: Mapping[int, Sequence[tuple[int, int]]]) -> str:
 
 def decode_ranges(text: str) -> Ranges:
     """Ranges as a commit recorded them; those of lake were once one range of each partition, `[start, stop]`."""
-    found = msgspec.json.decode(text, type=dict[int, list[int | tuple[int, int]]], strict=False)
+    found = decoder(dict[int, list[int | tuple[int, int]]], strict=False).decode(text)
     ranges: Ranges = {}
     for partition, stored in found.items():
         pairs = [pair for pair in stored if isinstance(pair, tuple)]

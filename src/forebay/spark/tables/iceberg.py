@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow as pa
 
+from forebay.decoders import decoder
 from forebay.errors import Invalid
 from forebay.settings import TableSettings
 from forebay.spark.place.location import Location
@@ -131,7 +132,7 @@ class IcebergTable:
 
     def next_offsets(self) -> dict[int, int]:
         text = self.table.properties.get(NEXT, "{}") if self._found is not None else "{}"
-        return msgspec.json.decode(text, type=dict[int, int], strict=False)
+        return decoder(dict[int, int], strict=False).decode(text)
 
     def last_batch(self, query_id: str) -> int:
         return int(self.table.properties.get(f"{BATCH}{query_id}", "-1"))

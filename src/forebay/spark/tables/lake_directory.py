@@ -16,6 +16,7 @@ import msgspec
 
 from forebay.blobs import DirectoryStore
 from forebay.clock import SystemClock
+from forebay.decoders import decoder
 from forebay.disk import SystemDisk, make_directories
 from forebay.errors import Conflict, Corrupt, Indeterminate, Unsupported
 from forebay.metadata.leases import Lease
@@ -129,7 +130,7 @@ class DirectoryTarget:
         with contextlib.closing(self._disk.open(f"{folder}/{numbered[-1]}")) as file:
             content = file.read_at(file.size(), 0)
         try:
-            return msgspec.json.decode(content, type=TableCommit)
+            return decoder(TableCommit).decode(content)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"{folder}/{numbered[-1]} is no commit ({error}): restore it from a backup") from error
 

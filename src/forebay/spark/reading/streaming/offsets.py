@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from forebay.decoders import converted
 from forebay.errors import Conflict, Invalid, UnsupportedFormat
 from forebay.records import OFFSET_MAX
 from forebay.topics import PARTITIONS_MAX, TopicName
@@ -67,7 +68,7 @@ class StreamOffsets:
                 "upgrade Forebay, or go on with the version that wrote it"
             )
         try:
-            checked = msgspec.convert(stored, _Stored)
+            checked = converted(stored, _Stored)
             topics = {str(TopicName.parse(name)): _points(topic) for name, topic in checked.topics.items()}
         except (msgspec.MsgspecError, Invalid) as error:
             raise Invalid(
