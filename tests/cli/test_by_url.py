@@ -35,7 +35,10 @@ BY_URL: Final = {
     "topic create", "topic list", "topic show", "topic alter", "topic copy", "topic seal", "topic unseal",
     "topic export", "topic delete", "shard list", "shard status", "produce", "consume", "records get", "records delete",
     "records erase", "group list", "group show", "group reset", "group delete", "du", "router create", "router alter",
-    "router pause", "router resume", "router delete", "router list", "router status",
+    "router pause", "router resume", "router delete", "router list", "router status", "subscription create",
+    "subscription list", "subscription show", "subscription pause", "subscription resume", "subscription seek",
+    "subscription peek", "subscription consume", "subscription delete", "deadletter list", "deadletter show",
+    "deadletter replay", "deadletter purge",
 }  # fmt: skip
 
 
@@ -162,6 +165,41 @@ SCRIPTS: Final = {
         Line("group delete billing"),
         Line("group delete billing --yes"),
         Line("group list"),
+    ),
+    "subscriptions": (
+        *MADE,
+        Line("subscription list"),
+        Line(
+            "subscription create shop/orders billing --mode shared --from earliest "
+            "--deliveries-max 1 --on-spent dead-letter"
+        ),
+        Line("subscription create shop/orders billing --mode exclusive"),
+        Line("subscription create shop/none billing"),
+        Line("subscription list shop/orders"),
+        Line("subscription list --json"),
+        Line("subscription show shop/orders billing"),
+        Line("subscription show shop/orders none"),
+        Line("subscription peek shop/orders billing --count 2 --format json"),
+        Line("subscription consume shop/orders billing --count 3"),
+        Line("subscription consume shop/orders billing --count 2 --nack --error broken --format json"),
+        Line("subscription show shop/orders billing --json"),
+        Line("subscription pause shop/orders billing"),
+        Line("subscription consume shop/orders billing"),
+        Line("subscription resume shop/orders billing"),
+        Line("deadletter list shop/orders billing"),
+        Line("deadletter list shop/orders.billing.dead_letters --json --count 1"),
+        Line("deadletter show shop/orders billing --letter 0:1"),
+        Line("deadletter show shop/orders billing --letter 0:9"),
+        Line("deadletter replay shop/orders billing --letter 0:0"),
+        Line("deadletter replay shop/orders billing"),
+        Line("deadletter purge shop/orders billing --all --yes"),
+        Line("deadletter list shop/orders billing"),
+        Line("subscription seek shop/orders billing --to 700"),
+        Line("subscription seek shop/orders billing --to earliest --json"),
+        Line("subscription consume shop/orders billing --count 1"),
+        Line("subscription delete shop/orders billing"),
+        Line("subscription delete shop/orders billing --yes"),
+        Line("subscription list"),
     ),
     "routers": (
         *MADE,

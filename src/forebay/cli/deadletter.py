@@ -10,13 +10,14 @@ import typer
 from forebay.cli.commands import command, group
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import AsJson, CountOption, YesOption
+from forebay.cli.subscription import subscribable
 from forebay.cli.terminal import confirm, readable_time, say, say_json, say_table
 from forebay.errors import Invalid
 from forebay.records import LetterPlace
 
 if TYPE_CHECKING:
     from forebay.records import DeadLetter
-    from forebay.storage import DeadLetters, Storage
+    from forebay.surface import DeadLetters, Log
 
 app = group("deadletter", help="List, show, replay and purge dead letters of subscriptions.")
 
@@ -45,6 +46,7 @@ _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,19})")
         "forebay deadletter list shop/orders billing",
         "forebay deadletter list shop/orders.billing.dead_letters --json",
     ],
+    by_url=True,
 )
 def list_letters(
     run: Invocation, *, topic: Topic, name: Name = None, count: CountOption = None, as_json: AsJson = False
@@ -52,7 +54,7 @@ def list_letters(
     """List dead letters: where each lies and comes from, how often it was delivered, and why it is there."""
     if count is not None and count < 1:
         raise Invalid(f"--count is {count}; give 1 or more")
-    with run.reader_of(topic) as log:
+    with run.reading(topic) as log:
         letters = _letters(log, topic, name)
         found = letters.letters(100 if count is None else count)
     if as_json:
@@ -75,7 +77,7 @@ def list_letters(
         )
 
 
-@command(app, "show", examples=["forebay deadletter show shop/orders billing --letter 0:17"])
+@command(app, "show", examples=["forebay deadletter show shop/orders billing --letter 0:17"], by_url=True)
 def show(
     run: Invocation,
     *,
@@ -86,7 +88,7 @@ def show(
 ) -> None:
     """Show one dead letter whole, with the record as it was."""
     place = _parsed(letter)
-    with run.reader_of(topic) as log:
+    with run.reading(topic) as log:
         found = _letters(log, topic, name).get(place.offset, place.partition)
     if as_json:
         say_json(_item(found))
@@ -103,6 +105,7 @@ def show(
         "forebay deadletter replay shop/orders billing --all",
         "forebay deadletter replay shop/orders billing --letter 0:17 --to shop/repaired",
     ],
+    by_url=True,
 )
 def replay(
     run: Invocation,
@@ -119,13 +122,13 @@ def replay(
 ) -> None:
     """Append dead letters again, each exactly once, and remove them. One that was interrupted is run again."""
     chosen = _chosen(letters, is_all=all_letters)
-    with run.writer() as log:
+    with run.writing() as log:
         found = _letters(log, topic, name)
         count = found.replay(chosen, to=to)
     _say_count("replayed", found.topic, count, as_json=as_json)
 
 
-@command(app, "purge", examples=["forebay deadletter purge shop/orders billing --all --yes"])
+@command(app, "purge", examples=["forebay deadletter purge shop/orders billing --all --yes"], by_url=True)
 def purge(
     run: Invocation,
     *,
@@ -138,7 +141,7 @@ def purge(
 ) -> None:
     """Delete dead letters. There is no way back."""
     chosen = _chosen(letters, is_all=all_letters)
-    with run.writer() as log:
+    with run.writing() as log:
         found = _letters(log, topic, name)
         what = "all dead letters" if chosen is None else f"{len(chosen)} dead letters"
         confirm(f"{what} in {found.topic}" + (f" of {name}" if name is not None else ""), yes=yes)
@@ -146,8 +149,8 @@ def purge(
     _say_count("purged", found.topic, count, as_json=as_json)
 
 
-def _letters(log: Storage, topic: str, name: str | None) -> DeadLetters:
-    handle = log.topic(topic)
+def _letters(log: Log, topic: str, name: str | None) -> DeadLetters:
+    handle = subscribable(log, topic)
     return handle.dead_letters() if name is None else handle.subscription(name).dead_letters()
 
 

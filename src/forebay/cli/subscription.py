@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from forebay.wire.positions import parse_start
 
 if TYPE_CHECKING:
     from forebay.records import SubscriptionLag
+    from forebay.surface import Log, SubscribableTopic
     from forebay.topics import SubscriptionOptions, SubscriptionSpec
 
 app = group("subscription", help="Create, list, show, pause, resume, move, consume and delete subscriptions.")
@@ -69,6 +70,7 @@ WAIT_S = 0.5
         "forebay subscription create shop/orders billing --mode shared --from earliest",
         "forebay subscription create shop/orders mails --deliveries-max 5 --on-spent dead-letter",
     ],
+    by_url=True,
 )
 def create(
     run: Invocation,
@@ -99,20 +101,22 @@ def create(
         "dead_letter_topic": dead_letter_topic,
     }
     options.update({option: value for option, value in given.items() if value is not None})  # type: ignore[typeddict-item]
-    with run.writer() as log:
-        spec = log.topic(topic).subscribe(name, start=position, **options).spec
+    with run.writing() as log:
+        spec = subscribable(log, topic).subscribe(name, start=position, **options).spec
     if as_json:
         say_json(_item(spec))
     else:
         say(f"{spec.namespace}/{spec.topic} has the subscription {spec.name}, {spec.mode}")
 
 
-@command(app, "list", examples=["forebay subscription list", "forebay subscription list shop/orders --json"])
+@command(
+    app, "list", examples=["forebay subscription list", "forebay subscription list shop/orders --json"], by_url=True
+)
 def list_subscriptions(run: Invocation, *, topic: OneTopic = None, as_json: AsJson = False) -> None:
     """List the subscriptions of a topic, or of all topics."""
-    with run.reader() as log:
+    with run.reading() as log:
         names = [str(spec.name) for spec in log.topics()] if topic is None else [topic]
-        found = [spec for name in names for spec in log.topic(name).subscriptions()]
+        found = [spec for name in names for spec in subscribable(log, name).subscriptions()]
     if as_json:
         for spec in found:
             say_json(_item(spec))
@@ -125,12 +129,15 @@ def list_subscriptions(run: Invocation, *, topic: OneTopic = None, as_json: AsJs
 
 
 @command(
-    app, "show", examples=["forebay subscription show shop/orders billing", "forebay subscription show t s --json"]
+    app,
+    "show",
+    examples=["forebay subscription show shop/orders billing", "forebay subscription show t s --json"],
+    by_url=True,
 )
 def show(run: Invocation, *, topic: TopicArgument, name: Name, as_json: AsJson = False) -> None:
     """Show a subscription: how it delivers, how far it is stored in each partition, and how much is not done."""
-    with run.reader_of(topic) as log:
-        subscription = log.topic(topic).subscription(name)
+    with run.reading(topic) as log:
+        subscription = subscribable(log, topic).subscription(name)
         spec, lags = subscription.spec, subscription.lag()
     if as_json:
         say_json({**_item(spec), "partitions": [_lag_item(lag) for lag in lags]})
@@ -150,19 +157,19 @@ def show(run: Invocation, *, topic: TopicArgument, name: Name, as_json: AsJson =
     )
 
 
-@command(app, "pause", examples=["forebay subscription pause shop/orders billing"])
+@command(app, "pause", examples=["forebay subscription pause shop/orders billing"], by_url=True)
 def pause(run: Invocation, *, topic: TopicArgument, name: Name) -> None:
     """Have a subscription deliver nothing until it is resumed."""
-    with run.writer() as log:
-        log.topic(topic).subscription(name).pause()
+    with run.writing() as log:
+        subscribable(log, topic).subscription(name).pause()
     say(f"{name} is paused")
 
 
-@command(app, "resume", examples=["forebay subscription resume shop/orders billing"])
+@command(app, "resume", examples=["forebay subscription resume shop/orders billing"], by_url=True)
 def resume(run: Invocation, *, topic: TopicArgument, name: Name) -> None:
     """Have a subscription go on after a pause."""
-    with run.writer() as log:
-        log.topic(topic).subscription(name).resume()
+    with run.writing() as log:
+        subscribable(log, topic).subscription(name).resume()
     say(f"{name} goes on")
 
 
@@ -173,6 +180,7 @@ def resume(run: Invocation, *, topic: TopicArgument, name: Name) -> None:
         "forebay subscription seek shop/orders billing --to earliest",
         "forebay subscription seek shop/orders billing --to 2031-05-06T00:00:00Z --partition 2",
     ],
+    by_url=True,
 )
 def seek(
     run: Invocation,
@@ -185,8 +193,8 @@ def seek(
 ) -> None:
     """Have a subscription go on at another place, also an earlier one. What was acknowledged there is forgotten."""
     position = parse_start(to, "--to")
-    with run.writer() as log:
-        standing = log.topic(topic).subscription(name).seek(position, partition=partition)
+    with run.writing() as log:
+        standing = subscribable(log, topic).subscription(name).seek(position, partition=partition)
     for number, offset in standing.items():
         if as_json:
             say_json({"subscription": name, "topic": topic, "partition": number, "offset": offset})
@@ -194,7 +202,7 @@ def seek(
             say(f"{name} stands at {offset} in {topic}[{number}]")
 
 
-@command(app, "peek", examples=["forebay subscription peek shop/orders billing --count 3 --format table"])
+@command(app, "peek", examples=["forebay subscription peek shop/orders billing --count 3 --format table"], by_url=True)
 def peek(
     run: Invocation,
     *,
@@ -206,8 +214,8 @@ def peek(
 ) -> None:
     """Show the first records that are not done, without taking them."""
     wanted = _checked(count, 10)
-    with run.reader_of(topic) as log:
-        handle = log.topic(topic)
+    with run.reading(topic) as log:
+        handle = subscribable(log, topic)
         records = handle.subscription(name).peek(wanted, partition=partition)
         printer = Printer(handle, output, fail_on_loss=False)
         for record in records:
@@ -222,6 +230,7 @@ def peek(
         "forebay subscription consume shop/orders billing --follow --format json",
         "forebay subscription consume shop/orders billing --count 10 --nack",
     ],
+    by_url=True,
 )
 def consume(
     run: Invocation,
@@ -241,8 +250,8 @@ def consume(
     if error is not None and not nack:
         raise Invalid("--error says why a record is refused: add --nack")
     left = None if count is None else _checked(count, 1)
-    with run.writer() as log, run.interruptions.heeded():
-        handle = log.topic(topic)
+    with run.writing() as log, run.interruptions.heeded():
+        handle = subscribable(log, topic)
         printer = Printer(handle, output, fail_on_loss=False)
         with handle.subscription(name).consumer("forebay subscription consume") as consumer:
             try:
@@ -262,14 +271,19 @@ def consume(
                 complain(f"{consumer.lost} offsets of {handle.name} came too fast and were delivered to no consumer")
 
 
-@command(app, "delete", examples=["forebay subscription delete shop/orders billing --yes"])
+@command(app, "delete", examples=["forebay subscription delete shop/orders billing --yes"], by_url=True)
 def delete(run: Invocation, *, topic: TopicArgument, name: Name, yes: YesOption = False) -> None:
     """Remove a subscription with its place. Its dead letters stay."""
-    with run.writer() as log:
-        subscription = log.topic(topic).subscription(name)
+    with run.writing() as log:
+        subscription = subscribable(log, topic).subscription(name)
         confirm(f"the subscription {name} of {topic}", yes=yes)
         subscription.delete()
     say(f"{name} is deleted")
+
+
+def subscribable(log: Log, topic: str) -> SubscribableTopic:
+    """A topic of a directory or a broker: both serve subscriptions."""
+    return cast("SubscribableTopic", log.topic(topic))
 
 
 def _checked(count: int | None, default: int) -> int:
