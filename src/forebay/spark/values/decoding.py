@@ -1,11 +1,12 @@
-"""Values as typed columns: what Spark selects from the source, and how tasks part good rows from bad ones.
+"""Values as typed columns: the one place where records become rows, for lake and for pipelines.
 
-A row is bad if its value does not fit the schema; it goes to the side table with the reason, never silently away.
+A row is bad if its value does not fit the schema. Lake puts it *apart*, in a side table with the reason (`Decoding`). A
+pipeline decodes with `with_columns` and then says what becomes of bad rows: `failing`, `without_bad`, or it keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -17,12 +18,16 @@ from forebay.errors import Invalid
 from forebay.spark.values.avro import AvroValues, columns_of_avro, read_avro_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
 
 SOURCE_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "tag", "value")
 CORRUPT: Final = "_corrupt"
+"""The column that says what is wrong with a value, null where it fits."""
+PREFIX: Final = "_"
+"""What the columns of a record begin with, beside those of its value."""
+_TEXT_SHOWN: Final = 200
 _STAMP: Final = pa.timestamp("us", "UTC")
 PLACE: Final = (
     pa.field("_partition", pa.int32()),
@@ -123,10 +128,9 @@ class JsonDecoding:
         from pyspark.sql import functions as f
         from pyspark.sql.types import StringType, StructType
 
-        wanted = StructType([*_struct(self.ddl).fields]).add(CORRUPT, StringType())
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         # The raw value travels on only where it is needed: with a bad row.
-        parsed = frame.withColumn("_parsed", f.from_json(f.col("value").cast("string"), wanted, options))
+        wanted = StructType([*_struct(self.ddl).fields]).add(CORRUPT, StringType())
+        parsed = frame.withColumn("_parsed", _parsed_json(wanted))
         text = f.col(f"_parsed.{CORRUPT}")
         is_bad = f.col("value").isNull() | text.isNotNull()
         for name in self.required:
@@ -170,6 +174,83 @@ class AvroDecoding:
         records, errors = values.decode(batch.column("value"))
         errors = pc.if_else(pc.is_null(batch.column("value")), NO_VALUE, errors)
         return parted(batch, [records.field(place) for place in range(len(fields))], errors, self.schema)
+
+
+def with_columns(frame: DataFrame, ddl: str, avro: Mapping[str, Any] | None = None) -> DataFrame:
+    """Records with the columns of their values, as JSON or by an Avro schema, and `CORRUPT` behind them.
+
+    The other columns of the records follow, with a prefix. A record without a value has nulls, and is no bad row.
+    """
+    from pyspark.sql import functions as f
+
+    beside = [f.col(name).alias(PREFIX + name) for name in frame.columns if name != "value"]
+    if avro is None:
+        parsed = frame.select(_parsed_json(f"{ddl}, {CORRUPT} STRING").alias("value"), *beside)
+    else:
+        parsed = _from_avro(frame.select("value", *beside), ddl, avro)
+    return parsed.select("value.*", *(name for name in parsed.columns if name != "value"))
+
+
+def without_bad(rows: DataFrame) -> DataFrame:
+    """The rows whose value fits."""
+    from pyspark.sql import functions as f
+
+    return rows.filter(f.col(CORRUPT).isNull()).drop(CORRUPT)
+
+
+def failing(rows: DataFrame, what: str) -> DataFrame:
+    """All rows; a query fails at the first whose value does not fit, and names its place and `what` it is of."""
+    from pyspark.sql import functions as f
+
+    fits = f.col(CORRUPT).isNull()
+    shown = f.format_string(
+        f"{what}: a value does not fit its schema, at %s[%d] offset %d: %s",
+        *(f.col(PREFIX + name) for name in ("topic", "partition", "offset")),
+        f.substring(CORRUPT, 1, _TEXT_SHOWN),
+    )
+    return rows.filter(f.when(fits, f.lit(True)).otherwise(f.raise_error(shown).cast("boolean"))).drop(CORRUPT)
+
+
+def _parsed_json(schema: StructType | str) -> Column:
+    """The column `value` as JSON of a schema whose last field is `CORRUPT`."""
+    from pyspark.sql import functions as f
+
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    return f.from_json(f.col("value").cast("string"), schema, options)
+
+
+def _from_avro(frame: DataFrame, ddl: str, avro: Mapping[str, Any]) -> DataFrame:
+    """The rows with their column `value` as a struct, with `CORRUPT` as its last field."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StringType, StructType
+
+    schema = _struct(ddl)
+    nested = StructType([*schema.fields]).add(CORRUPT, StringType())
+    result = StructType().add("value", nested)
+    for field in frame.schema.fields:
+        if field.name != "value":
+            result.add(field.name, field.dataType)
+    return frame.mapInArrow(_reading(avro, pa.struct(list(to_arrow_schema(schema, timezone="UTC")))), result)
+
+
+def _reading(
+    avro: Mapping[str, Any], struct: pa.StructType
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task does to decode: a function of plain values, sent to it."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        values = AvroValues(avro, struct)
+        kind = pa.struct([*struct, pa.field(CORRUPT, pa.string())])
+        for batch in batches:
+            records, faults = values.decode(batch.column("value"))
+            columns = [records.field(place) for place in range(struct.num_fields)]
+            nested = pa.StructArray.from_arrays([*columns, faults], fields=list(kind))
+            others = [name for name in batch.schema.names if name != "value"]
+            yield pa.RecordBatch.from_arrays(
+                [nested, *(batch.column(name) for name in others)], names=["value", *others]
+            )
+
+    return read
 
 
 def parted(batch: pa.RecordBatch, columns: Sequence[pa.Array], errors: pa.Array, schema: pa.Schema) -> Parted:
