@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from forebay.clock import SystemClock
+from forebay.wire.answers import decode_page_frames
 from forebay.wire.bodies import encode_arrow
 from forebay.wire.events import EventDecoder, ServerEvent
 
@@ -615,6 +616,28 @@ def check_wrong_requests_are_refused_in_one_shape(probe: ConformanceProbe) -> No
     same("records of requests that were refused", probe.values(topic), [])
 
 
+def check_a_plan_leads_to_every_stored_byte(probe: ConformanceProbe) -> None:
+    topic = probe.topic()
+    probe.append(topic, ["a", "b"])
+    probe.do("POST", f"{topic}/export")
+    probe.append(topic, ["c"])
+    plan = probe.ask("GET", f"{topic}/plan")
+    (partition,) = plan["partitions"]
+    history, log = partition["history"], partition["log"]
+    same("offsets in history and in the log", ([p[:2] for p in history], [p[:2] for p in log]), ([[0, 2]], [[2, 3]]))
+    again = probe.ask("GET", f"{topic}/plan", params={"known": plan["edition"]})
+    same("whether history that is known is sent again", "history" in again["partitions"][0], False)
+    topic_id = plan["topic"]["topic_id"]
+    page = probe.client.get(f"{topic}/stored", params={"start": 2, "topic_id": topic_id})
+    same("the status of a stored page", page.status_code, 200)
+    same("where a stored page ends", decode_page_frames(page.content).marks.next, 3)
+    descriptor = history[0][3]
+    where = {"store": descriptor["store"], "key": descriptor["object_key"], "topic_id": topic_id, "partition": 0}
+    read = probe.client.get(f"{topic}/object", params={**where, "start": 0, "stop": descriptor["bytes"]})
+    same("the status and bytes of an object", (read.status_code, len(read.content)), (200, descriptor["bytes"]))
+    probe.refuse("GET", f"{topic}/stored", 409, "conflict", params={"start": 0, "topic_id": "another"})
+
+
 CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_the_broker_is_ready,
     check_the_document_names_the_routes,
@@ -644,5 +667,6 @@ CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_a_topic_is_copied_once,
     check_routers_move_records_until_they_are_paused,
     check_wrong_requests_are_refused_in_one_shape,
+    check_a_plan_leads_to_every_stored_byte,
 )
 """In the order in which they run: the simple promises first."""
