@@ -86,6 +86,24 @@ def test_a_router_takes_read_on_its_sources_and_write_on_its_destination(guarded
         assert own.delete("/v1/routers/r").status_code == 204
 
 
+def test_the_cursors_of_a_router_are_not_moved_by_those_who_read_its_sources(guarded: Guarded) -> None:
+    with guarded.client("own") as own, guarded.client("reader") as reader:
+        made = own.put("/v1/routers/kept", json={"sources": ["own/in"], "destination": "own/out"}).json()
+        name = f"router-{made['router_id']}"
+        assert name in own.get("/v1/groups").json()["groups"]
+        group = f"/v1/groups/{name}"
+        asked = [
+            reader.post(f"{group}/commit", json={"topic": "own/in", "offset": 0}),
+            reader.post(f"{group}/reset", json={"topic": "own/in", "to": "latest"}),
+            reader.delete(group, params={"topic": "own/in"}),
+            reader.delete(group),
+            reader.put(f"/v1/topics/own/in/subscriptions/{name}", json={}),
+        ]
+        assert {(answer.status_code, answer.json()["error"]["code"]) for answer in asked} == {(400, "invalid")}
+        assert all("keeps for itself" in answer.json()["error"]["message"] for answer in asked)
+        assert own.delete("/v1/routers/kept").status_code == 204
+
+
 def test_a_circle_over_topics_of_others_is_refused_without_their_names(guarded: Guarded) -> None:
     with guarded.client("root") as root, guarded.client("own") as own:
         for name, source, target in (("a", "own/out", "secret/plans"), ("b", "secret/plans", "own/in")):

@@ -27,6 +27,7 @@ from forebay.service.deadletters import ServedDeadLetters
 from forebay.service.placement import Nowhere, Placement, There
 from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, listed_ranges, may
 from forebay.service.quotas import Quotas
+from forebay.service.reserved import check_not_reserved
 from forebay.service.routers import RouterService
 from forebay.service.subscriptions import ServedSubscriptions
 from forebay.service.tokens import TokenBook
@@ -544,6 +545,7 @@ class Service:
         expected: int | None,
     ) -> int:
         """Everything below `offset` is done; where the group stands on return."""
+        check_not_reserved(group)
         check_may(who, AccessScope.READ, topic)
         return await self._log.group(group).commit(topic, offset, partition, note=note, ack=ack, expected=expected)
 
@@ -557,6 +559,7 @@ class Service:
         self, who: Principal, group: str, topic: TopicName, position: Position, partition: int | None, note: str
     ) -> dict[int, int]:
         """Set a group, also to an earlier place; where it stands now in each partition."""
+        check_not_reserved(group)
         check_may(who, AccessScope.READ, topic)
         handle = await self._topics.get(topic)
         reader = handle.reader(group)
@@ -565,11 +568,13 @@ class Service:
 
     async def forget(self, who: Principal, group: str, topic: TopicName) -> None:
         """Forget every place of a group in one topic."""
+        check_not_reserved(group)
         check_may(who, AccessScope.READ, topic)
         await (await self._topics.get(topic)).reader(group).forget()
 
     async def delete_group(self, who: Principal, group: str) -> int:
         """Forget every place of a group; how many. The caller needs the right on every topic that it has one in."""
+        check_not_reserved(group)
         found = self._log.group(group)
         for place in await found.offsets():
             check_may(who, AccessScope.READ, TopicName.parse(place.topic))

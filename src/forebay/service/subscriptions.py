@@ -20,6 +20,7 @@ from forebay.errors import Conflict, UnknownConsumer, UnknownSubscription, Unkno
 from forebay.records import DeliveredRecord, Start
 from forebay.service.principals import AccessScope, Principal, check_may
 from forebay.service.quotas import Quotas
+from forebay.service.reserved import check_not_reserved
 from forebay.storage.subscriptions import by_partition
 from forebay.topics import OnSpent, SubscriptionOptions, SubscriptionSpec, TopicName, dead_letter_name
 
@@ -236,6 +237,7 @@ class ServedSubscriptions:
 
         One that sends spent records to a topic needs `write` there, and `admin` if it has to be created.
         """
+        check_not_reserved(ref.name)
         topic = await self._readable(who, ref.topic)
         if options.get("on_spent") == OnSpent.DEAD_LETTER:
             await self._check_dead_letters(who, topic, ref, options)
