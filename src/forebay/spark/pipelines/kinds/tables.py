@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-if TYPE_CHECKING:
-    pass
-
 START_SECONDS: Final = 120
 """How long a first batch waits for the id of the query that it belongs to."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
