@@ -123,6 +123,10 @@ def test_nothing_of_another_topic_and_no_other_file_is_given(client: httpx.Clien
     assert code(client.get(OBJECT, params={**where, "store": "s3:elsewhere"})) == (409, "conflict")
     assert code(client.get(OBJECT, params={**where, "partition": "1"})) == (400, "invalid")
     assert code(client.get(OBJECT, params={**where, "start": "9", "stop": "3"})) == (400, "invalid")
+    beyond = {"start": str(2**63), "stop": str(2**63 + 5)}
+    assert code(client.get(OBJECT, params={**where, **beyond})) == (400, "invalid")
+    stored = {"topic_id": where["topic_id"], "start": str(2**63)}
+    assert code(client.get(STORED, params=stored)) == (400, "invalid")
     assert code(client.get(OBJECT, params={**where, "topic_id": other["topic_id"]})) == (409, "conflict")
     assert code(client.get(STORED, params={"start": 0, "topic_id": other["topic_id"]})) == (409, "conflict")
     assert code(client.get("/v1/topics/shop/none/plan")) == (404, "unknown_topic")

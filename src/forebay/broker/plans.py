@@ -15,6 +15,7 @@ from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.records import PAGE_BYTES, PAGE_BYTES_MAX
 from forebay.broker.routes import Route
 from forebay.broker.topics import TOPIC
+from forebay.records import OFFSET_MAX
 from forebay.service.principals import AccessScope
 from forebay.service.service import LookedAt
 from forebay.storage.views import StoredRange
@@ -28,6 +29,8 @@ from forebay.wire.plans import HistoryPiece, LogPiece, PlannedPartition, TopicPl
 BYTES: Final = "application/octet-stream"
 OBJECT_BYTES_MAX: Final = 8 * 1024 * 1024
 """What one answer has of an object."""
+POSITION_MAX: Final = 1 << 50
+"""No object is as long as that."""
 
 
 class PlanQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,7 +42,7 @@ class PlanQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class StoredPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which records of the log to read."""
 
-    start: Annotated[int, Meta(ge=0)]
+    start: Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
     topic_id: Annotated[str, Meta(description="That of the plan: another topic of the name has other records.")]
     partition: Annotated[int, Meta(ge=0)] = 0
     bytes_max: Annotated[int, Meta(ge=1, le=PAGE_BYTES_MAX)] = PAGE_BYTES
@@ -51,8 +54,10 @@ class ObjectQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     partition: Annotated[int, Meta(ge=0)]
     store: str
     key: str
-    start: Annotated[int, Meta(ge=0)]
-    stop: Annotated[int, Meta(ge=0, description="At most so far; an answer may end earlier: go on there.")]
+    start: Annotated[int, Meta(ge=0, le=POSITION_MAX)]
+    stop: Annotated[
+        int, Meta(ge=0, le=POSITION_MAX, description="At most so far; an answer may end earlier: go on there.")
+    ]
     topic_id: Annotated[str, Meta(description="That of the plan: another topic of the name has other objects.")]
     etag: str | None = None
 
