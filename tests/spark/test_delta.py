@@ -170,3 +170,23 @@ def test_a_table_in_a_bucket_has_one_winner_for_each_commit(tmp_path: Path, monk
         assert list(other.files()) == files
         assert pa.table(other.table.scan())["id"].to_pylist() == [5]
         assert other.remove_strays(other.folder("data"), TableSettings(orphan_grace_s=0), 10**15) == 0
+
+
+@pytest.mark.parametrize("micros", [253_402_300_799_999_999, 253_402_300_800_000_000, -62_135_596_800_000_001])
+@pytest.mark.parametrize("zone", ["UTC", None])
+def test_times_at_and_beyond_the_ends_of_the_calendar_are_committed(
+    location: Location, micros: int, zone: str | None
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", zone))])
+    table = DeltaLakeTable(location, "shop.times")
+    table.make(schema, {})
+    folder = Path(table.folder("data").removeprefix("file://"))
+    folder.mkdir(parents=True)
+    rows = pa.table({"id": [1, 2], "at": pa.array([0, micros]).cast(schema.field("at").type)}, schema)
+    pq.write_table(rows, folder / "a.parquet")
+
+    commit(table, TableChange(added=[f"{table.folder('data')}/a.parquet"]), basis=table.version)
+
+    assert pa.table(table.table.scan(columns=["id"]))["id"].to_pylist() == [1, 2]
+    (action,) = table.files().values()
+    assert (action["num_records"], action["min"]["id"], action["max"]["id"]) == (2, 1, 2)

@@ -19,6 +19,7 @@ from forebay.spark.tables.catalog import look_up_table
 from forebay.spark.tables.commit import (
     ATTEMPTS,
     FormatTable,
+    Overtaken,
     QueryBatch,
     Ranges,
     TableChange,
@@ -160,6 +161,23 @@ def test_what_another_changes_elsewhere_is_no_reason_to_refuse(
     assert (other.last_batch("q"), other.last_batch("another")) == (0, 0)
 
 
+def test_a_commit_whose_answer_was_lost_is_not_made_again(
+    kind: str, location: Location, open_one: Callable[[], FormatTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = open_one()
+    attempt = table.attempt
+
+    def lost(change: TableChange) -> None:
+        """As when a store has taken the commit, fails to say so, and is asked again by its library."""
+        attempt(change)
+        raise Overtaken("it is there already")
+
+    monkeypatch.setattr(table, "attempt", lost)
+    commit(table, TableChange(added=[put(table, 1), put(table, 2)]), basis=lambda: None)
+
+    assert ids(kind, location) == [1, 2]
+
+
 def test_one_that_is_always_overtaken_gives_up(
     kind: str, location: Location, open_one: Callable[[], FormatTable]
 ) -> None:
@@ -254,6 +272,7 @@ def test_what_killed_runs_left_goes_after_its_grace_and_named_files_stay(
     folder = table.folder(FOLDER)
     assert table.remove_strays(folder, TableSettings(orphan_grace_s=3600), now_ms) == 0
     assert table.remove_strays(folder, TableSettings(orphan_grace_s=1), now_ms) == 1
+    assert table.remove_strays(folder, TableSettings(orphan_grace_s=1, snapshots_kept_s=1800), now_ms) == 0
     assert left() == {named, replaced}, "an older version that is kept names it"
     settings: Any = TableSettings(orphan_grace_s=0, snapshots_kept_s=0)
     table.expire(settings, LATER_MS)

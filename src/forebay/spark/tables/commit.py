@@ -146,6 +146,8 @@ def commit(
         except Overtaken as error:
             if not table.look() or basis() != known:
                 raise Conflict(f"{table.name} was changed by another job meanwhile: run it again ({error})") from error
+            if change.added and table.files().keys() >= set(change.added):
+                return  # it was this very commit: its answer was lost, and a repeat of it was refused
         else:
             return
     raise Unavailable(f"{table.name} was changed {ATTEMPTS} times by others while it was committed to; run it again")

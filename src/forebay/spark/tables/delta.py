@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -258,8 +259,9 @@ class DeltaLakeTable:
         def named() -> Iterator[str]:
             self.look()
             yield from self.files()
-            # Removed from the table, by other programs too, and still named by versions that are kept.
-            yield from set(self._removed(0)) - set(self._removed(settings.snapshots_kept_s // 3600))
+            # Removed from the table, by other programs too, and still named by versions that are kept. Delta counts
+            # in hours: those that were begun stay.
+            yield from set(self._removed(0)) - set(self._removed(math.ceil(settings.snapshots_kept_s / 3600)))
 
         io = files_io(self._location, folder)
         return remove_unnamed(io, folder, named, grace_s=settings.orphan_grace_s, now_ms=now_ms)

@@ -24,14 +24,18 @@ def stats_of(file: Any) -> str:
         if found.schema.column(place).path != name:
             continue  # inside of another column
         kind = found.schema_arrow.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
+            continue
         ranges = _ranges(found.metadata, place)
-        if ranges is None or not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
+        if ranges is None:
             continue
         nulls[name] = sum(count for count, _, _ in ranges)
         known = [(low, high) for _, low, high in ranges if low is not None]
         if known:
             least[name] = _least(min(low for low, _ in known))
-            greatest[name] = _greatest(max(high for _, high in known))
+            high = _greatest(max(high for _, high in known))
+            if high is not None:
+                greatest[name] = high
     stats = {"numRecords": found.metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
     return json.dumps(stats)
 
@@ -45,7 +49,10 @@ def _ranges(metadata: pq.FileMetaData, place: int) -> list[tuple[int, Any, Any]]
         if stats is None or not stats.has_null_count:
             return None
         if stats.has_min_max:
-            found.append((stats.null_count, stats.min, stats.max))
+            try:
+                found.append((stats.null_count, stats.min, stats.max))
+            except OverflowError:
+                return None  # a time before the year 1 or behind 9999: Python has none such
         elif stats.null_count == column.num_values:
             found.append((stats.null_count, None, None))
         else:
@@ -58,8 +65,11 @@ def _least(value: Any) -> Any:
 
 
 def _greatest(value: Any) -> Any:
-    # Readers keep milliseconds of a time: the greatest is the next one.
-    return _shown(value + timedelta(microseconds=999)) if isinstance(value, datetime) else value
+    if not isinstance(value, datetime):
+        return value
+    # Readers keep milliseconds of a time: the greatest is the next one. Behind the last one there is none: left out.
+    last = datetime.max.replace(tzinfo=value.tzinfo) - timedelta(microseconds=999)
+    return _shown(value + timedelta(microseconds=999)) if value <= last else None
 
 
 def _shown(value: datetime) -> str:
