@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +12,7 @@ import pytest
 
 import forebay
 from forebay.spark.pipelines.context import Context
+from forebay.spark.pipelines.decoding import decoded
 from forebay.spark.pipelines.kinds.topic import TopicSource
 from forebay.spark.pipelines.outline import outline
 from tests.spark.pipelines.files import flaws_of, pipeline_of, running_of
@@ -73,6 +74,15 @@ def test_the_read_is_asked_for_no_more_than_is_needed(home: Path) -> None:
     }
     assert _read_options(home, STREAM) == {}
     assert _read_options(home, STREAM.replace(f"    where: {where}\n", ""))["columns"].startswith("key,value")
+
+
+def test_texts_without_their_values_are_decoded_by_nothing(home: Path) -> None:
+    text = PIPELINE.replace("format: json\n    schema: id STRING, amount INT", "format: text")
+    source = pipeline_of(home, text.replace("[amount, _key]", "[Offset, key]")).sources[0]
+    assert isinstance(source, TopicSource)
+    records: Any = object()
+
+    assert decoded(records, source) is records, "the read shows no value that could be made a text"
 
 
 def test_the_plan_shows_what_is_chosen(home: Path) -> None:

@@ -20,9 +20,10 @@ def decoded(frame: DataFrame, source: TopicSource) -> DataFrame:
     """The records of a source with the columns it promises."""
     from pyspark.sql import functions as f
 
-    if source.format is Format.RAW:
+    is_text = source.format is Format.TEXT
+    if source.format is Format.RAW or (is_text and "value" not in (name for name, _ in source.columns)):
         return frame
-    if source.format is Format.TEXT:
+    if is_text:
         return frame.withColumn("value", f.col("value").cast("string"))
     assert source.schema is not None
     rows = with_columns(frame, source.schema.ddl, source.schema.avro if source.format is Format.AVRO else None)
