@@ -10,7 +10,8 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, Schema, write_deltalake
+from deltalake.schema import PrimitiveType
 
 import forebay
 from forebay.errors import Conflict, Invalid, Unavailable, Unsupported
@@ -190,3 +191,13 @@ def test_times_at_and_beyond_the_ends_of_the_calendar_are_committed(
     assert pa.table(table.table.scan(columns=["id"]))["id"].to_pylist() == [1, 2]
     (action,) = table.files().values()
     assert (action["num_records"], action["min"]["id"], action["max"]["id"]) == (2, 1, 2)
+
+
+@pytest.mark.parametrize("rule", ["delta.generationExpression", "delta.invariants", "delta.identity.start"])
+def test_a_table_whose_columns_have_rules_is_not_written(location: Location, rule: str, tmp_path: Path) -> None:
+    ruled = Field("next", PrimitiveType("long"), metadata={rule: "1"})
+    DeltaTable.create(str(tmp_path / "ruled"), Schema([Field("id", PrimitiveType("long")), ruled]))
+    table = DeltaLakeTable(location, str(tmp_path / "ruled"))
+
+    with pytest.raises(Unsupported, match=rf"has {rule} of the column next, which Forebay does not write"):
+        table.make(pa.schema([("id", pa.int64()), ("next", pa.int64())]), {})

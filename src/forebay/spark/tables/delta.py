@@ -50,6 +50,8 @@ _OPTIONS: Final = {
 }
 """What the files of a table ask for, by the names of the settings and of deltalake."""
 _MAPPING: Final = "delta.columnMapping.mode"
+_RULES: Final = ("delta.generationExpression", "delta.identity.", "delta.invariants")
+"""Of a column: rules for its values, which Forebay neither checks nor works out."""
 _WIDER: Final = {
     "byte": ("short", "integer", "long"),
     "short": ("integer", "long"),
@@ -150,6 +152,8 @@ class DeltaLakeTable:
             for name, value in found.configuration.items()
             if name.startswith("delta.constraints.") or (name == _MAPPING and value != "none")
         ]
+        for field in self.table.schema().fields:
+            asked += [f"{rule} of the column {field.name}" for rule in field.metadata if rule.startswith(_RULES)]
         if found.partition_columns:
             asked.append(f"partitions by {', '.join(found.partition_columns)}")
         if asked:
