@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import forebay
 from tests.cli.rig import Shell, one_line
+from tests.support.processes import hear
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +48,19 @@ def test_a_subscription_from_its_creation_to_its_end(shell: Shell) -> None:
     shell.ok("subscription", "delete", "shop/orders", "billing", "--yes")
 
     assert shell.ok("subscription", "list").out == ""
+
+
+def test_what_is_consumed_until_an_interrupt_has_records_alone_in_it(shell: Shell, tmp_path: Path) -> None:
+    shell.ok("subscription", "create", "shop/orders", "billing", "--from", "earliest")
+    words = ["subscription", "consume", "shop/orders", "billing", "--follow", "--format", "json"]
+    command = [sys.executable, "-m", "forebay.cli", "--data", str(tmp_path / "log"), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        heard = [json.loads(hear(child))["value"] for _ in range(4)]
+        child.send_signal(signal.SIGINT)
+        rest, said = child.communicate(timeout=240)
+
+    assert (heard, rest, said) == (["0", "1", "2", "3"], "", "forebay: stopped\n")
+    assert child.returncode == 0
 
 
 def test_dead_letters_are_listed_shown_replayed_and_purged(shell: Shell) -> None:

@@ -266,7 +266,7 @@ def consume(
                     _ = consumer.nack(*taken, error=error) if nack else consumer.ack(*taken)
                     left = None if left is None else left - len(taken)
             except Interrupted:
-                say("stopped")
+                complain("stopped")
             if consumer.lost:
                 complain(f"{consumer.lost} offsets of {handle.name} came too fast and were delivered to no consumer")
 
