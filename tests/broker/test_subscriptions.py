@@ -117,6 +117,16 @@ def test_a_pull_that_is_repeated_brings_the_same_records_and_counts_no_delivery(
     assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["lag"] == 0
 
 
+def test_a_pull_that_is_repeated_refuses_a_record_only_once(client: httpx.Client) -> None:
+    append(client, "a")
+    subscribe(client, deliveries_max=2)
+    consumer = attach(client, "one")
+    assert pull(client, consumer, sequence=1) == [(0, 1)]
+    for _ in range(3):
+        assert pull(client, consumer, nack={"0": [0]}, delay_ms=0, sequence=2) == [(0, 2)]
+    assert client.post(f"{consumer}/ack", json={"offsets": {"0": [0]}}).json() == {"counted": 1}
+
+
 def test_a_later_pull_takes_the_place_of_one_that_waits(client: httpx.Client) -> None:
     subscribe(client)
     consumer = attach(client, "one")

@@ -18,7 +18,7 @@ from forebay.storage.topic import Topic
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.testing.clock import ManualClock
 from forebay.topics import SubscriptionSpec, TopicSpec
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 
 def subscribed(log: forebay.Storage, **options: Any) -> forebay.Subscription:
@@ -70,6 +70,38 @@ def test_an_ack_that_comes_while_the_record_is_on_its_way_does_not_count(monkeyp
             assert counted == [0]
             assert values(subscription) == [b"0"]
             assert subscription.lag()[0].lag == 0
+
+
+def test_other_consumers_do_not_wait_for_a_dead_letter_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forebay.open(":memory:") as log:
+        subscription = subscribed(log, mode="shared")
+        append, is_sending, may_go_on = Topic.append, threading.Event(), threading.Event()
+
+        def slow(topic: Topic, *args: Any, **options: Any) -> int:
+            if topic.name == "default/dead":
+                is_sending.set()
+                assert may_go_on.wait(PATIENCE)
+            return append(topic, *args, **options)
+
+        monkeypatch.setattr(Topic, "append", slow)
+        with subscription.consumer() as sender, subscription.consumer() as other:
+            first, *rest = sender.take()
+            sender.ack(*rest)
+            sender.nack(first)
+            found: list[list[forebay.DeliveredRecord]] = []
+            threads = [threading.Thread(target=lambda one=one: found.append(one.take())) for one in (sender, other)]
+            threads[0].start()
+            assert is_sending.wait(PATIENCE)
+            threads[1].start()
+            threads[1].join(2)
+            has_waited = threads[1].is_alive()
+            may_go_on.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+
+        assert not has_waited
+        assert found == [[], []]
+        assert values(subscription) == [b"0"]
 
 
 def test_an_append_whose_outcome_is_unknown_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,14 @@ import msgspec
 import pytest
 
 import forebay
-from forebay import EARLIEST, DeliveredRecord, Moved, Topic, Unsupported, aio
+from forebay import EARLIEST, DeliveredRecord, DeliveryState, Moved, Topic, Unsupported, aio
 from forebay.format.metadata.keys import progress_key, subscription_key
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.progress import ACKED_BYTES_MAX, ATTEMPTS_STORED_MAX, Progress, ProgressStore, ReaderName, moves_on
 from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
+from forebay.storage.subscriptions import SubscriptionDriver
 from forebay.subscriptions.cursor import acked_of, progress_of, window_of
 from forebay.subscriptions.window import Window, WindowLimits
 from forebay.testing.clock import ManualClock
@@ -98,6 +99,50 @@ def test_a_consumer_that_is_dropped_without_being_closed_leaves() -> None:
 
         with subscription.consumer("next") as consumer:
             assert [one.attempt for one in consumer.take()] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_consumer_that_holds_all_it_may_gets_its_records_again_after_the_time_out(mode: str) -> None:
+    with forebay.open(":memory:") as log:
+        subscription = topic_in(log, 2).subscribe("billing", start=EARLIEST, mode=mode, ack_timeout_ms=100)
+        with subscription.consumer(unacked_max=1) as consumer:
+            assert [one.attempt for one in consumer.take()] == [1]
+            assert [one.attempt for one in consumer.take(wait_s=10)] == [2]
+
+
+def test_consumers_of_a_paused_subscription_wait_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delivery whose time-out ends meanwhile is no reason to look all the time."""
+    with forebay.open(":memory:") as log:
+        subscription = topic_in(log, 1).subscribe("billing", start=EARLIEST, ack_timeout_ms=100)
+        with subscription.consumer() as consumer:
+            assert len(consumer.take()) == 1
+            subscription.pause()
+            pulls = []
+            pull = SubscriptionDriver.pull
+
+            def counted(driver: SubscriptionDriver, number: int, count: int) -> list[DeliveredRecord]:
+                pulls.append(number)
+                return pull(driver, number, count)
+
+            monkeypatch.setattr(SubscriptionDriver, "pull", counted)
+            assert consumer.take(wait_s=1.0) == []
+            assert len(pulls) < 200
+
+
+@pytest.mark.parametrize("is_cumulative", [False, True])
+def test_a_late_ack_of_the_spent_record_has_its_partition_go_on(*, is_cumulative: bool) -> None:
+    with forebay.open(":memory:") as log:
+        subscription = topic_in(log, 2).subscribe("billing", start=EARLIEST, deliveries_max=1, on_spent="block")
+        with subscription.consumer() as consumer:
+            taken = consumer.take(1)
+            consumer.nack(*taken)
+            assert consumer.take() == []
+            assert subscription.lag()[0].state is DeliveryState.BLOCKED
+
+            assert (consumer.ack_cumulative(taken[0]) if is_cumulative else consumer.ack(taken[0])) == 1
+
+            assert subscription.lag()[0].state is DeliveryState.DELIVERING
+            assert [one.record.offset for one in consumer.take()] == [1]
 
 
 def test_a_consumer_that_could_not_attach_to_all_partitions_is_attached_to_none(tmp_path: Path) -> None:

@@ -234,6 +234,8 @@ async def pull_records(broker: Broker, request: Request) -> HttpAnswer:
     session, pull = await _session(broker, request), await request.json(Pulling, default=Pulling())
     with session.used():
         acked = session.ack(pull.ack, pull.ack_up_to)
+        if pull.nack:
+            await session.begin_pull(pull.sequence)
         nacked = session.nack(pull.nack, pull.delay_ms, pull.error)
         found = await _pulled(broker, request, session, pull)
         size = _size(found)

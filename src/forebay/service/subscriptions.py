@@ -94,20 +94,7 @@ class ConsumerSession:
         Repeated with the same `sequence`, because its answer was lost, it first gives back what that answer had: those
         records are due as if they had not been delivered. A pull that is cancelled has taken nothing.
         """
-        self._check_open()
-        if sequence is not None and self._sequence is not None and sequence < self._sequence:
-            raise Conflict(
-                f"this pull has the sequence {sequence}, and one with {self._sequence} came before: count up",
-                topic=self._topic,
-                expected=self._sequence + 1,
-            )
-        self._pulls += 1
-        number = self._pulls
-        await self._end_taking()
-        self._check_latest(number)
-        if sequence is not None and sequence == self._sequence:
-            self._consumer.give_back(self._answered)
-        self._sequence, self._answered = sequence if sequence is not None else self._sequence, {}
+        number = await self.begin_pull(sequence)
         self._taking = taking = asyncio.ensure_future(self._consumer.take(records_max, wait_s=wait_s))
         try:
             await asyncio.wait((taking,))
@@ -123,8 +110,33 @@ class ConsumerSession:
             self._answered = by_partition(found)
         return found
 
+    async def begin_pull(self, sequence: int | None) -> int:
+        """End the pull that is under way, and give back what a lost answer had; the number of the pull that begins.
+
+        Before records are refused by a repeated pull: else it would refuse the delivery of the lost answer, too.
+        """
+        self._check_open()
+        if sequence is not None and self._sequence is not None and sequence < self._sequence:
+            raise Conflict(
+                f"this pull has the sequence {sequence}, and one with {self._sequence} came before: count up",
+                topic=self._topic,
+                expected=self._sequence + 1,
+            )
+        self._pulls += 1
+        number = self._pulls
+        await self._end_taking()
+        self._check_latest(number)
+        answered, self._answered = self._answered, {}
+        if sequence is not None:
+            if sequence == self._sequence:
+                self._consumer.give_back(answered)
+            self._sequence = sequence
+        return number
+
     def return_all(self, delivered: Sequence[DeliveredRecord]) -> None:
         """Records that were pulled cannot be sent: they are due as if they had not been delivered."""
+        # A repeat has nothing to give back.
+        self._answered = {}
         self._consumer.give_back(by_partition(delivered))
 
     def ack(self, done: Offsets, up_to: Mapping[int, int]) -> int:

@@ -111,6 +111,11 @@ class SpentBook:
         """Whether a record is on its way: it counts as done only once it has arrived."""
         return offset in self._sending
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether records are on their way. Those behind them are sent once they have arrived."""
+        return bool(self._sending)
+
     def begin(self, offsets: Sequence[int]) -> bool:
         """Send these from now on; false if others are on their way."""
         if self._sending:

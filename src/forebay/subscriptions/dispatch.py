@@ -246,6 +246,8 @@ class Dispatch:
         claimed: list[Claimed] = []
         with self._lock:
             self._leave_abandoned()
+            # First, and of all partitions: what a consumer holds too long does not count as held any more.
+            self._end_times(now)
             left = self._allowed(consumer, count)
             for served in self._in_turn(now):
                 if left <= 0:
@@ -259,7 +261,6 @@ class Dispatch:
                     left -= len(taken.offsets)
                 if not served.window.counts.ready:
                     served.pages.clear()
-                self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
             self._turn += 1
         self._report()
         return claimed
@@ -333,8 +334,7 @@ class Dispatch:
             if served is None:
                 return 0
             counted = served.window.ack_up_to(consumer, offset)
-            if served.dead is not None:
-                served.dead.found(served.window.spent(), SpentReason.ACK_TIMEOUT)
+            self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
             return counted
 
     def nack(
@@ -519,6 +519,12 @@ class Dispatch:
         while self._abandoned:
             self._leave(self._abandoned.popleft())
 
+    def _end_times(self, now: int) -> None:
+        """End the delays and time-outs that are over, also where nothing is delivered now."""
+        for served in self._served.values():
+            if served.window.tick(now):
+                self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
+
     def _allowed(self, consumer: int, count: int) -> int:
         """How many of so many records the consumer may take."""
         self._check(consumer)
@@ -537,7 +543,10 @@ class Dispatch:
 
     def _ack(self, served: ServedPartition, consumer: int, offsets: Sequence[int]) -> int:
         if served.dead is None:
-            return served.window.ack(consumer, offsets)
+            counted = served.window.ack(consumer, offsets)
+            if served.is_blocked:
+                self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
+            return counted
         offsets = [offset for offset in offsets if not served.dead.is_sending(offset)]
         counted = served.window.ack(consumer, offsets)
         served.dead.done(offsets)
@@ -670,10 +679,11 @@ def _slots(batch: Batch) -> Slots:
 
 
 def _sends(served: ServedPartition, now: int) -> bool:
-    """Whether spent records of a partition are to be sent to the dead-letter topic now."""
+    """Whether spent records of a partition are to be sent to the dead-letter topic now, and none is on its way."""
     dead = served.dead
     return (
         dead is not None
+        and not dead.is_busy
         and now >= dead.retry_at_ms
         and served.window.counts.spent > 0
         and bool(served.window.leading_spent())
