@@ -305,7 +305,7 @@ def test_a_broker_that_ends_in_order_stores_what_was_acknowledged(tmp_path: Path
             waiting = pool.submit(client.post, f"{consumer}/pull", json={"wait_ms": LONG_MS})
             until_it_waits(client)
             broker.stop()
-            assert waiting.result(START_SECONDS).json() == {"records": [], "acked": 0, "nacked": 0}
+            assert waiting.result(START_SECONDS).json() == {"records": [], "acked": 0, "nacked": 0, "lost": 0}
     with running_broker(tmp_path / "data") as broker, broker.client() as client:
         assert code(client.post(f"{consumer}/pull")) == (404, "unknown_consumer")
         assert pull(client, attach(client, "one")) == [(1, 2)]
