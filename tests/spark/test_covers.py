@@ -36,6 +36,20 @@ def _log(disk: SimulatedDisk, ends: list[int]) -> Any:
     return SimpleNamespace(files=SimpleNamespace(all=files))
 
 
+def test_nothing_is_kept_of_files_that_are_gone() -> None:
+    disk = SimulatedDisk(directories=["/data"])
+    kept = Cover(disk)
+    for size in (10, 30):
+        disk.create("/data/0").write_at(b"x" * size, 0)
+        log = _log(disk, [5])
+        found = kept.pieces(0, 5, [], set(), log)
+        assert found == Cover(disk).pieces(0, 5, [], set(), log)
+        assert [piece.bytes for piece in found] == [size]
+
+        disk.unlink("/data/0")
+        kept.pieces(5, 5, [], set(), None)
+
+
 @st.composite
 def _looks(draw: st.DrawFn) -> Iterator[tuple[list[SegmentDescriptor], list[int], int, int, set[str]]]:
     lengths = draw(st.lists(st.integers(1, 30), max_size=6))

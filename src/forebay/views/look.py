@@ -154,7 +154,10 @@ class Cover:
         return self._kept[1] + tuple(covering(middle, stop, self._files(log, middle)))
 
     def _files(self, log: ViewedLog | None, start: int) -> Iterator[ScanPiece]:
-        for file in log.files.all if log is not None else ():
+        files = log.files.all if log is not None else ()
+        # A viewer may live as long as its process: sizes of files that went are not kept.
+        self._sizes = {file.path: self._sizes[file.path] for file in files if file.path in self._sizes}
+        for file in files:
             if file.end <= start:
                 continue
             if isinstance(file, SealedFile):
