@@ -221,7 +221,7 @@ def test_history_alone_needs_no_directory(spark: SparkSession, tmp_path: Path) -
         ({"store.options.secret_access_key": "${NOT_SET}"}, r"variable NOT_SET, .*spark.executorEnv.NOT_SET"),
         ({"startingOffset": "earliest"}, "did you mean startingOffsets"),
         ({"maxOffsetsPerTrigger": "5"}, '"maxOffsetsPerTrigger" is for spark.readStream'),
-        ({"broker": "http://here"}, "comes with the broker"),
+        ({"broker": "http://here"}, '"path" and option "broker" contradict each other'),
         ({"wal.sync_intervals": "5"}, "did you mean wal.sync_interval_ms"),
         ({"startingTimestamp": "1", "startingOffsets": "earliest"}, "contradict each other"),
         ({"topicPattern": "shop/.*"}, "topic and topicPattern are given"),
