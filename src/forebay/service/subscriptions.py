@@ -252,22 +252,24 @@ class ServedSubscriptions:
         check_not_reserved(ref.name)
         topic = await self._readable(who, ref.topic)
         if options.get("on_spent") == OnSpent.DEAD_LETTER:
-            await self._check_dead_letters(who, topic, ref, options)
+            try:
+                found = (await topic.subscription(ref.name)).spec
+            except UnknownSubscription:
+                await self._check_dead_letters(who, ref, options)
+            else:
+                # Not created below, even if it is deleted now: the rights were not asked for.
+                found.check_options(options)
+                return found
         return (await topic.subscribe(ref.name, start=start, **options)).spec
 
-    async def _check_dead_letters(
-        self, who: Principal, topic: AsyncTopic, ref: SubscriptionRef, options: SubscriptionOptions
-    ) -> None:
+    async def _check_dead_letters(self, who: Principal, ref: SubscriptionRef, options: SubscriptionOptions) -> None:
+        given = options.get("dead_letter_topic")
+        name = _dead_letters(ref) if given is None else TopicName.parse(given)
+        check_may(who, AccessScope.WRITE, name)
         try:
-            await topic.subscription(ref.name)
-        except UnknownSubscription:
-            given = options.get("dead_letter_topic")
-            name = _dead_letters(ref) if given is None else TopicName.parse(given)
-            check_may(who, AccessScope.WRITE, name)
-            try:
-                await self._topic(name)
-            except UnknownTopic:
-                check_may(who, AccessScope.ADMIN, name)
+            await self._topic(name)
+        except UnknownTopic:
+            check_may(who, AccessScope.ADMIN, name)
 
     async def get(self, who: Principal, ref: SubscriptionRef) -> AsyncSubscription:
         """A subscription that exists; `UnknownSubscription` if there is none, `Conflict` if it is not the one meant."""
