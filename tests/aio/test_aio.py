@@ -118,6 +118,7 @@ def test_every_method_of_the_embedded_log_is_there() -> None:
             "loads",
             "adopt",
             "starts",
+            "views",
         }
         assert offered - inside <= {name for name in vars(other) if not name.startswith("_")} | {"spec"}
 

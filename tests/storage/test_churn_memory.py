@@ -23,6 +23,7 @@ from forebay.blobs.directory import DirectoryStore
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import UnknownTopic
+from forebay.meter import Histogram
 from forebay.records import EARLIEST
 from forebay.settings import Settings
 from forebay.storage import Storage
@@ -50,7 +51,8 @@ def _kept() -> Counter[str]:
         slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
         for name in (*getattr(thing, "__dict__", ()), *slots):
             held = getattr(thing, name, None)
-            if isinstance(held, CONTAINERS):
+            # The buckets of a histogram are always as many: one that a worker has not come to yet is no growth.
+            if isinstance(held, CONTAINERS) and kind is not Histogram:
                 found[f"{kind.__qualname__}.{name}"] += len(held)
     for module in [module for name, module in sys.modules.items() if name.startswith("forebay")]:
         for name, held in vars(module).items():

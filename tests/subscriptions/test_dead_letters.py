@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import forebay
@@ -14,7 +15,15 @@ from forebay import EARLIEST, Conflict, DeliveryState, Invalid, Settings, Storag
 from forebay.format.metadata.keys import progress_key
 from forebay.format.metadata.value import decode_value
 from forebay.progress import Progress
+from forebay.records import Record, SpentReason
 from forebay.storage.topic import Topic
+from forebay.subscriptions.deadletters import (
+    ORIGIN_OFFSET,
+    ORIGIN_PARTITION,
+    SpentRecord,
+    letter_headers,
+    parse_letter,
+)
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.testing.clock import ManualClock
 from forebay.topics import SubscriptionSpec, TopicSpec
@@ -274,3 +283,16 @@ def test_a_definition_of_an_earlier_version_is_reliable() -> None:
     fields = {"namespace": "shop", "topic": "orders", "topic_id": "0" * 32, "partitions": 1}
 
     assert TopicSpec(**fields).dispatch == "reliable"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("forged", [ORIGIN_PARTITION, ORIGIN_OFFSET])
+def test_a_record_that_claims_to_come_from_no_place_is_no_dead_letter(forged: str) -> None:
+    """Such a one would be noted for a replay that no partition takes, and stop every replay behind it."""
+    spent = SpentRecord(Record(1, 7, 5, b"k", b"v", None, ()), 3, SpentReason.NACK, None)
+    headers = letter_headers(spent, "shop/orders", "s", 9)
+    written = Record(0, 0, 5, b"k", b"v", None, headers)
+    assert parse_letter(written) is not None
+
+    named = tuple((name, b"-1" if name == forged else value) for name, value in headers)
+
+    assert parse_letter(msgspec.structs.replace(written, headers=named)) is None

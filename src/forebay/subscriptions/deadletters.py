@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from forebay.progress import SpentNote
-from forebay.records import DeadLetter, DeliveryState, Headers, LetterPlace, Record, SpentReason
+from forebay.records import OFFSET_MAX, DeadLetter, DeliveryState, Headers, LetterPlace, Record, SpentReason
 
 ORIGIN_TOPIC: Final = "forebay-origin-topic"
 """The first of the headers of a dead letter: those of the record itself are before it."""
@@ -165,8 +165,8 @@ def parse_letter(stored: Record) -> DeadLetter | None:
             topic=said[ORIGIN_TOPIC].decode(),
             subscription=said[SUBSCRIPTION].decode(),
             record=Record(
-                int(said[ORIGIN_PARTITION]),
-                int(said[ORIGIN_OFFSET]),
+                _natural(said[ORIGIN_PARTITION]),
+                _natural(said[ORIGIN_OFFSET]),
                 stored.timestamp,
                 stored.key,
                 stored.value,
@@ -181,6 +181,13 @@ def parse_letter(stored: Record) -> DeadLetter | None:
     except (KeyError, ValueError):
         # Some program writes headers of these names itself.
         return None
+
+
+def _natural(text: bytes) -> int:
+    number = int(text)
+    if not 0 <= number <= OFFSET_MAX:
+        raise ValueError(f"{number} is no partition and no offset")
+    return number
 
 
 def checked_error(error: str | None) -> str | None:
