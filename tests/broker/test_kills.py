@@ -294,16 +294,16 @@ class BatchingClient:
         assert self._has_begun.wait(PATIENT_SECONDS)
         numbers = itertools.count()
         with self._log.topic(self._name).producer(linger_ms=1, batch_records=16) as producer:
-            while not self._is_enough.is_set():
+            while not self.sent or not self._is_enough.is_set():
                 values = [b"%d" % next(numbers) for _ in range(50)]
                 acks = [producer.append_nowait(value, key=b"%d" % (int(value) % 5)) for value in values]
                 self.sent += [(value, ack.result(PATIENT_SECONDS)) for value, ack in zip(values, acks, strict=True)]
 
     def follow(self) -> None:
-        """Take what the stream brings until it is enough."""
+        """Take what the stream brings until it is enough, and something of each partition came."""
         assert self._has_begun.wait(PATIENT_SECONDS)
         with self._log.topic(self._name).follow(forebay.EARLIEST, timeout=0.1) as stream:
-            while not self._is_enough.is_set():
+            while not (self._is_enough.is_set() and all(self._followed.values())):
                 for record in stream:
                     self._followed[record.partition].append((record.offset, record.value))
 

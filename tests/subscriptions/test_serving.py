@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
 from forebay.storage.subscriptions import SubscriptionDriver
 from forebay.subscriptions.cursor import acked_of, progress_of, window_of
+from forebay.subscriptions.dispatch import Dispatch, ServedPartition
 from forebay.subscriptions.window import Window, WindowLimits
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import FaultyMetadata
@@ -419,3 +421,36 @@ def test_a_take_that_is_cancelled_has_taken_nothing() -> None:
                 return [one.attempt for one in await consumer.take(wait_s=PATIENCE)]
 
     assert asyncio.run(main()) == [1]
+
+
+def test_a_flush_waits_for_one_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the background worker asked where a cursor stands, a flush found nothing to write and returned."""
+    whole: Callable[[Dispatch, ServedPartition], Progress] = Dispatch.progress
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow(dispatch: Dispatch, served: ServedPartition) -> Progress:
+        asked.set()
+        assert go_on.wait(PATIENCE)
+        return whole(dispatch, served)
+
+    with forebay.open(":memory:") as log:
+        topic = log.create_topic("shop/orders")
+        subscription = topic.subscribe("s", start=EARLIEST)
+        topic.append(b"x")
+        with subscription.consumer() as consumer:
+            (one,) = consumer.take(wait_s=PATIENCE)
+            subscription.flush()
+            monkeypatch.setattr(Dispatch, "progress", slow)
+            consumer.ack(one)
+            first, second = (threading.Thread(target=subscription.flush) for _ in range(2))
+            first.start()
+            assert asked.wait(PATIENCE)
+            second.start()
+            second.join(0.2)
+            has_waited = second.is_alive()
+            go_on.set()
+            assert has_waited
+            for thread in (first, second):
+                thread.join(PATIENCE)
+                assert not thread.is_alive()
+        assert subscription.lag()[0].cursor == 1

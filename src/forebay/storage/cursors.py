@@ -98,7 +98,7 @@ class Cursors:
     def write(self, name: ReaderName, incarnation: str) -> None:
         """On return all cursors of a reader or subscription in a topic are stored as they stood before."""
         self._guard.check("this log")
-        self._flush({place for place in self._unwritten() if place[0] == name and place[2] == incarnation})
+        self._flush(lambda place: place[0] == name and place[2] == incarnation)
 
     def commit(
         self, name: ReaderName, partition: int, progress: Progress, *, ack: CommitAck, expected: int | None = None
@@ -120,7 +120,7 @@ class Cursors:
             return self._commit(place, progress)
         check_offset(expected)
         # What was committed before counts, also where it is not stored yet.
-        self._flush({place})
+        self._flush(lambda each: each == place)
         self._store.move_from(name, partition, expected, progress, defined=True)
         return progress.offset
 
@@ -152,7 +152,7 @@ class Cursors:
     def of(self, reader: str) -> list[FoundCursor]:
         """Every cursor of this reader, in any topic."""
         self._guard.check("this log")
-        self._flush({place for place in self._unwritten() if place[0].reader == reader})
+        self._flush(lambda place: place[0].reader == reader)
         return sorted(self._store.of(reader), key=lambda found: found[:3])
 
     def names(self) -> list[str]:
@@ -167,7 +167,7 @@ class Cursors:
     def flush(self) -> None:
         """On return every commit before is in the store, or logged as belonging to a topic that was deleted."""
         self._guard.check("this log")
-        self._flush(None)
+        self._flush(lambda place: True)
 
     def end(self) -> None:
         """Write what is left, and stop. What cannot be written now is lost: the metadata store is closed next."""
@@ -215,7 +215,7 @@ class Cursors:
             self._noted[place] = progress
         self.worker.wake()
         if progress.offset - (0 if known is None else known.offset) >= self._settings.flush_records_min:
-            self._flush({place})
+            self._flush(lambda each: each == place)
         return progress.offset
 
     def _unwritten(self) -> list[_Place]:
@@ -250,14 +250,16 @@ class Cursors:
                 if self._noted.get(place) is progress:
                     del self._noted[place]
 
-    def _flush(self, chosen: set[_Place] | None) -> None:
-        """Write the commits of some cursors, or of all, many of them in each transaction.
+    def _flush(self, is_meant: Callable[[_Place], bool]) -> None:
+        """Write the commits of some cursors, many of them in each transaction.
 
         Runs in the flusher's thread, or in that of a caller who waits for it. A cursor that cannot be moved keeps no
         other from being written; its error is raised in the end, and it is tried again later.
         """
         failures: list[ForebayError] = []
-        left = [place for place in self._unwritten() if chosen is None or place in chosen]
+        with self._writing:
+            # Under the lock: while another thread asks where a cursor stands, it is neither moving nor noted.
+            left = [place for place in self._unwritten() if is_meant(place)]
         while left:
             with self._writing:
                 part, left = self._part(left)
