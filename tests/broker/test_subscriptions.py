@@ -322,7 +322,7 @@ def test_two_hundred_consumers_share_a_subscription(client: httpx.Client) -> Non
         consumer = attach(crowd, f"c{number}")
         ack: list[int] = []
         while len(done) < records:
-            taken = pull(crowd, consumer, ack={"0": ack}, max=5, wait_ms=2000)
+            taken = pull(crowd, consumer, ack={"0": ack}, max=5, wait_ms=5000)
             ack = [offset for offset, _ in taken]
             assert all(attempt == 1 for _, attempt in taken)
             with lock:

@@ -99,6 +99,29 @@ def test_hanging_reads_of_one_caller_stop_neither_administration_nor_other_calle
             reads.go_on.set()
 
 
+def test_a_pull_that_may_wait_waits_for_its_turn_to_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    subscription = "/v1/topics/shop/history/subscriptions/billing"
+    with served.client("one") as one, ThreadPoolExecutor(THREADS + 1) as pool:
+        one.put(subscription, json={"start": "earliest"}).raise_for_status()
+        one.put(f"{subscription}/consumers/c").raise_for_status()
+        reads = HangingReads(monkeypatch)
+        try:
+            hanging = [pool.submit(one.get, "/v1/topics/shop/history/records") for _ in range(THREADS)]
+            traffic = served.broker.process.broker.traffic
+            until(lambda: traffic.under_way == len(hanging), 60)
+            pull = f"{subscription}/consumers/c/pull"
+            refused = one.post(pull, json={"wait_ms": 0})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "throttled")
+            waiting = pool.submit(one.post, pull, json={"wait_ms": 20_000})
+            until(lambda: traffic.under_way == len(hanging) + 1, 60)
+            reads.go_on.set()
+            found = waiting.result(PATIENCE)
+            assert found.status_code == 200, found.text
+            assert [each["record"]["offset"] for each in found.json()["records"]] == [0]
+        finally:
+            reads.go_on.set()
+
+
 def test_a_read_of_another_caller_is_served_while_the_first_has_all_it_may(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

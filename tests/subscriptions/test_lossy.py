@@ -76,6 +76,19 @@ def test_what_did_not_reach_its_consumer_is_lost_and_counted() -> None:
             assert consumer.lost == 2
 
 
+def test_a_take_finds_what_was_appended_before_the_appends_waker_was_called() -> None:
+    with forebay.open(":memory:") as log:
+        topic = log.create_topic("ticker", dispatch="non_reliable")
+        subscription = topic.subscribe("screen", window_records_max=4)
+        with subscription.consumer() as consumer:
+            topic.append_many([b"0", b"1", b"2"])
+            assert len(consumer.take(1)) == 1
+            topic.append_many([b"x"] * 10)
+            subscription.driver.dispatch.partitions[0].has_news = False
+
+            assert [one.record.offset for one in consumer.take()] == [9, 10, 11, 12]
+
+
 def test_nothing_is_stored_but_the_definition(tmp_path: Path) -> None:
     with forebay.open(tmp_path) as log:
         topic = log.create_topic("ticker", dispatch="non_reliable")

@@ -17,7 +17,7 @@ from forebay.aio.deadletters import AsyncDeadLetters
 from forebay.aio.reads import UNNAMED
 from forebay.aio.workers import Workers, wake_loop
 from forebay.arguments import checked_seconds
-from forebay.errors import Closed
+from forebay.errors import Closed, Throttled
 from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
 from forebay.storage.subscriptions import (
     LOOK_S,
@@ -108,7 +108,10 @@ class AsyncConsumer:
         """What a thread reads, or has read last."""
 
     async def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
-        """See `Consumer.take`. A take that is cancelled has taken nothing."""
+        """See `Consumer.take`. A take that is cancelled has taken nothing.
+
+        Where too many reads of its caller wait, the take tries again as long as it may wait, and then is `Throttled`.
+        """
         count = checked_take(records_max)
         checked_seconds("wait_s", wait_s)
         await self._attach()
@@ -121,7 +124,7 @@ class AsyncConsumer:
             # Before the look: what comes after it wakes.
             dispatch.wait(self._number, waker)
             try:
-                found = await self._pull(count)
+                found = await self._pull_in_turn(count, deadline)
                 pause = pause_s(dispatch, deadline - loop.time())
                 if found or pause is None:
                     return found
@@ -226,6 +229,15 @@ class AsyncConsumer:
         """The task that attached this consumer was cancelled meanwhile."""
         if not attaching.cancelled() and attaching.exception() is None:
             self._driver.dispatch.abandon(attaching.result())
+
+    async def _pull_in_turn(self, count: int, deadline: float) -> list[DeliveredRecord]:
+        """As `_pull`; nothing while too many reads of the caller wait and there is time to ask again."""
+        try:
+            return await self._pull(count)
+        except Throttled:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise
+            return []
 
     async def _pull(self, count: int) -> list[DeliveredRecord]:
         """What is due now: from memory in the loop, else by a thread. What a cancelled task pulled is due again."""

@@ -437,6 +437,9 @@ class Dispatch:
             served = self._served.get(partition)
             if served is not None:
                 self._lose(served, served.window.skip_to(head - self._spec.window_records_max))
+                if head > served.window.end:
+                    # The waker of the append may not have been called yet.
+                    served.has_news = True
         self._report()
 
     def lost(self, consumer: int) -> int:
