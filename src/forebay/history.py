@@ -12,12 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.blobs.blocks import BUDGET_BYTES, Budget, ReadAhead
 from forebay.blobs.ranges import ObjectBytes, Range
-from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
 from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.locks import Rank, RankedLock
@@ -25,6 +24,9 @@ from forebay.meter import LogMeter, Metric
 from forebay.pages import Page, Span
 from forebay.records import OFFSET_MAX, Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
+
+if TYPE_CHECKING:  # what reads segments alone, as a task of Spark, needs no catalog
+    from forebay.catalog import ShardCatalog
 
 PAGE_BYTES = 1024 * 1024
 FIRST_BYTES = 256 * 1024

@@ -12,38 +12,41 @@ Calls are repeated until the broker has answered or their time is up; appends ar
 
 from __future__ import annotations
 
+import importlib as _importlib
 import os
+import typing as _typing
 from pathlib import PurePath
 
-from forebay.arguments import checked_seconds
-from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck
-from forebay.client.awaiting import AsyncRemoteGroup, AsyncRemoteLog, AsyncRemoteReader, AsyncRemoteTopic
-from forebay.client.blocking import (
-    RemoteAck,
-    RemoteBatchAck,
-    RemoteGroup,
-    RemoteLoads,
-    RemoteLog,
-    RemoteProducer,
-    RemoteReader,
-    RemoteStream,
-    RemoteTopic,
-)
-from forebay.client.deadletters import AsyncRemoteDeadLetters, RemoteDeadLetters
-from forebay.client.loads import AsyncRemoteLoads
 from forebay.client.loops import LoopThread
-from forebay.client.producers import AsyncRemoteProducer
-from forebay.client.routers import AsyncRemoteRouters, RemoteRouters
-from forebay.client.streams import AsyncRemoteStream
-from forebay.client.subscriptions import (
-    AsyncRemoteConsumer,
-    AsyncRemoteSubscription,
-    RemoteConsumer,
-    RemoteSubscription,
-)
 from forebay.client.transport import TIMEOUT_S, HttpTransport
 from forebay.clock import SystemClock
 from forebay.settings.sources import expand_text
+
+if _typing.TYPE_CHECKING:
+    from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck
+    from forebay.client.awaiting import AsyncRemoteGroup, AsyncRemoteLog, AsyncRemoteReader, AsyncRemoteTopic
+    from forebay.client.blocking import (
+        RemoteAck,
+        RemoteBatchAck,
+        RemoteGroup,
+        RemoteLoads,
+        RemoteLog,
+        RemoteProducer,
+        RemoteReader,
+        RemoteStream,
+        RemoteTopic,
+    )
+    from forebay.client.deadletters import AsyncRemoteDeadLetters, RemoteDeadLetters
+    from forebay.client.loads import AsyncRemoteLoads
+    from forebay.client.producers import AsyncRemoteProducer
+    from forebay.client.routers import AsyncRemoteRouters, RemoteRouters
+    from forebay.client.streams import AsyncRemoteStream
+    from forebay.client.subscriptions import (
+        AsyncRemoteConsumer,
+        AsyncRemoteSubscription,
+        RemoteConsumer,
+        RemoteSubscription,
+    )
 
 __all__ = [
     "AsyncRemoteAck",
@@ -76,6 +79,64 @@ __all__ = [
     "connect_async",
 ]
 
+_HOMES = {
+    "forebay.client.appends": (
+        "AsyncRemoteAck",
+        "AsyncRemoteBatchAck",
+    ),
+    "forebay.client.awaiting": (
+        "AsyncRemoteGroup",
+        "AsyncRemoteLog",
+        "AsyncRemoteReader",
+        "AsyncRemoteTopic",
+    ),
+    "forebay.client.blocking": (
+        "RemoteAck",
+        "RemoteBatchAck",
+        "RemoteGroup",
+        "RemoteLoads",
+        "RemoteLog",
+        "RemoteProducer",
+        "RemoteReader",
+        "RemoteStream",
+        "RemoteTopic",
+    ),
+    "forebay.client.deadletters": (
+        "AsyncRemoteDeadLetters",
+        "RemoteDeadLetters",
+    ),
+    "forebay.client.loads": ("AsyncRemoteLoads",),
+    "forebay.client.producers": ("AsyncRemoteProducer",),
+    "forebay.client.routers": (
+        "AsyncRemoteRouters",
+        "RemoteRouters",
+    ),
+    "forebay.client.streams": ("AsyncRemoteStream",),
+    "forebay.client.subscriptions": (
+        "AsyncRemoteConsumer",
+        "AsyncRemoteSubscription",
+        "RemoteConsumer",
+        "RemoteSubscription",
+    ),
+}
+"""Where the public names live, but for the functions below."""
+
+
+if not _typing.TYPE_CHECKING:  # else a misspelt name would pass for one that is found here
+
+    def __getattr__(name: str) -> object:
+        """Load a module when its first name is asked for: a task of Spark needs the transport alone."""
+        home = next((module for module, names in _HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found: object = getattr(_importlib.import_module(home), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 def connect(
     url: str,
@@ -85,6 +146,8 @@ def connect(
     timeout_s: float = TIMEOUT_S,
 ) -> RemoteLog:
     """The log of the broker at `url`; see `forebay.connect`."""
+    from forebay.client.blocking import RemoteLog  # noqa: PLC0415 - loaded when first used, as __getattr__ says
+
     log = connect_async(url, token=token, verify=verify, timeout_s=timeout_s)
     return RemoteLog(log, LoopThread("forebay-client", log.disconnect))
 
@@ -97,6 +160,9 @@ def connect_async(
     timeout_s: float = TIMEOUT_S,
 ) -> AsyncRemoteLog:
     """The same for asyncio; see `forebay.aio.connect`."""
+    from forebay.arguments import checked_seconds  # noqa: PLC0415 - loaded when first used, as __getattr__ says
+    from forebay.client.awaiting import AsyncRemoteLog  # noqa: PLC0415
+
     clock = SystemClock()
     secret = None if token is None else expand_text(token, "token", os.environ)
     transport = HttpTransport(
