@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import http.client
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from forebay.blobs.objects.signing import Credentials, signed_headers
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.settings import MIB, StoreSettings
+from tests.support.ports import free_ports
 from tests.support.waiting import PATIENCE
 
 BUCKET: Final = "forebay-test"
@@ -148,15 +148,6 @@ def store_settings(
     values: dict[str, object] = {"part_bytes": 5 * MIB, "request_timeout_ms": 10_000, "retries_max": 2, **changes}
     values["options"] = {**options, **values.get("options", {})}  # type: ignore[dict-item]
     return StoreSettings(backend=backend, root=root, **values)  # type: ignore[arg-type]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from tests.blobs.servers import Server, s3_settings
 from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger
 from tests.metadata.etcd.cluster import Cluster, running
+from tests.support.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("history-servers")]
 
@@ -44,7 +45,7 @@ class Bucket:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._ports = servers.free_ports(8)
+        self._ports = free_ports(8)
         self._running = contextlib.ExitStack()
         self.endpoint = ""
         self.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from forebay.settings import ServerSettings
 from tests.moves.rig import Land
 from tests.spark.mixed import TOPIC, Mixed
 from tests.support.brokers import BrokerCommand, running_broker
+from tests.support.ports import free_ports
 
 
 class ServedMixed(Mixed):
@@ -39,9 +39,7 @@ class Restarted:
     """A broker as a process of its own, which can be killed and started again at the same address."""
 
     def __init__(self, data: Path, *settings: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         self._data = data
         self._words = ["--set", f"server.port={port}", *(word for one in settings for word in ("--set", one))]
         self.command = self._started()

