@@ -46,7 +46,7 @@ WAL: Final = {
 SMALL: Final = Settings.load(overrides={"wal": WAL})
 LOTS: Final = 4
 STEPS: Final = 40
-STREAMS: Final = 150 if SOAK else 28
+STREAMS: Final = 150 if SOAK else 14
 # RocksDB syncs a lot when it is opened, and what is compared here is no disk.
 ROOM: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None
 

@@ -51,7 +51,7 @@ from tests.wal.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, after, hist
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-STATES_MAX: Final = 32 if SOAK else 2
+STATES_MAX: Final = 32 if SOAK else 1
 NAMES_MAX: Final = 16 if SOAK else 3
 RECOVERIES: Final = 64 if SOAK else 2
 

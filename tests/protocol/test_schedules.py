@@ -36,7 +36,7 @@ from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-SEEDS: Final = 20_000 if SOAK else 400
+SEEDS: Final = 20_000 if SOAK else 240
 PARTS: Final = 4
 TICKS: Final = 240
 STEPS_MAX: Final = 60

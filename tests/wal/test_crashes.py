@@ -26,9 +26,9 @@ from tests.wal.scenarios import SCENARIOS, Scenario, fail_next
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-STATES_MAX: Final = 64 if SOAK else 10
+STATES_MAX: Final = 64 if SOAK else 5
 RECOVERIES: Final = 16 if SOAK else 2
-NAMES_MAX: Final = 16 if SOAK else 6
+NAMES_MAX: Final = 16 if SOAK else 4
 
 CASES: Final = [
     pytest.param(scenario, durability, id=f"{scenario.name}-{durability}")
