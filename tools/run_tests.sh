@@ -30,8 +30,8 @@ stage format "$bin/ruff" format --check "${sources[@]}"
 stage types "$bin/mypy"
 stage contracts "$bin/lint-imports" --no-logo
 case $scope in
-    all) FOREBAY_BUDGETS=1 stage tests "$bin/python" -m pytest -q -n 2 --dist loadgroup ;;
-    quick) stage tests "$bin/python" -m pytest -q -n 2 --dist loadgroup --hypothesis-profile quick \
+    all) FOREBAY_BUDGETS=1 stage tests "$bin/python" -m pytest -q -n 3 --dist loadgroup ;;
+    quick) stage tests "$bin/python" -m pytest -q -n 3 --dist loadgroup --hypothesis-profile quick \
         -m "not slow and not spark" ;;
     *) echo "unknown scope: $scope" >&2; exit 2 ;;
 esac
