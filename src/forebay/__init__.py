@@ -18,7 +18,7 @@ if _typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import PurePath
 
-    from forebay.bulk import BulkLoad, LoadBatch, LoadPart, LoadSegment, LoadTarget
+    from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadPart, LoadSegment, LoadTarget
     from forebay.client import RemoteLog
     from forebay.errors import (
         Closed,
@@ -100,6 +100,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Ack",
+    "BackfillPlan",
+    "BackfillState",
     "BatchAck",
     "BulkLoad",
     "Closed",
@@ -197,7 +199,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "forebay.bulk": ("BulkLoad", "LoadBatch", "LoadPart", "LoadSegment", "LoadTarget"),
+    "forebay.bulk": ("BackfillPlan", "BackfillState", "BulkLoad", "LoadBatch", "LoadPart", "LoadSegment", "LoadTarget"),
     "forebay.format.metadata.descriptor": ("ShardState",),
     "forebay.inspection.calls": ("PartitionSalvage", "repair", "salvage", "verify"),
     "forebay.inspection.findings": ("Finding", "Report"),

@@ -66,8 +66,28 @@ class LoadSegment(msgspec.Struct, frozen=True, kw_only=True):
 class LoadBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Which batch of a streaming query a load brings. Of each batch one load is committed, however often it runs."""
 
-    query_id: Annotated[str, Meta(pattern="^[0-9A-Za-z-]{1,100}$")]
+    query_id: Annotated[str, Meta(pattern="^[0-9A-Za-z._-]{1,100}$")]
     batch_id: Annotated[int, Meta(ge=0, le=MOST)]
+
+
+class BackfillPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backfill brings. Its id stands for that for ever, so that a repeat adds nothing."""
+
+    fingerprint: Annotated[str, Meta(max_length=200)]
+    """Of the rows, another one if they are others; empty if that is not known."""
+    loads: Annotated[int, Meta(ge=0, le=MOST)]
+    """In how many loads they come."""
+
+
+class BackfillState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a backfill has come in a topic."""
+
+    query_id: str
+    """Its loads are offered as batches of this query, numbered from 0."""
+    done: int
+    """So many of its loads the topic has."""
+    plan: BackfillPlan | None = None
+    """What it brings; `null` before it began."""
 
 
 class LoadPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,14 @@ def test_every_schema_of_the_document_is_one() -> None:
 def test_the_router_finds_every_route_and_no_other(route: Route) -> None:
     router = Router(ROUTES)
     path = route.path.format(
-        namespace="shop", topic="orders", group="billing", load="one", router="one", subscription="s", consumer="c"
+        namespace="shop",
+        topic="orders",
+        group="billing",
+        load="one",
+        backfill="one",
+        router="one",
+        subscription="s",
+        consumer="c",
     ).encode()
     found = router.find(route.method, path)
     assert not isinstance(found, frozenset)

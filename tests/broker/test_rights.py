@@ -69,7 +69,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def right_request(route: Route) -> dict[str, Any]:
     """A right request of this route, on the topic shop/orders."""
     path = route.path.format(
-        namespace="shop", topic="orders", group="billing", load="one", router="one", subscription="s", consumer="c"
+        namespace="shop",
+        topic="orders",
+        group="billing",
+        load="one",
+        backfill="one",
+        router="one",
+        subscription="s",
+        consumer="c",
     )
     where = {"topic": "shop/orders"}
     bodies: dict[str, Any] = {
@@ -79,6 +86,7 @@ def right_request(route: Route) -> dict[str, Any]:
         "commit_offset": {**where, "offset": 1},
         "reset_group": {**where, "to": "earliest"},
         "put_load": {"segments": []},
+        "put_backfill": {"fingerprint": "f", "loads": 1},
         "put_router": {"sources": ["shop/orders"], "destination": "shop/copy"},
         "put_rule": {"tags": ["eu"]},
         "seek_subscription": {"to": "earliest"},

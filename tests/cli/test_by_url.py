@@ -38,8 +38,12 @@ BY_URL: Final = {
     "router pause", "router resume", "router delete", "router list", "router status", "subscription create",
     "subscription list", "subscription show", "subscription pause", "subscription resume", "subscription seek",
     "subscription peek", "subscription consume", "subscription delete", "deadletter list", "deadletter show",
-    "deadletter replay", "deadletter purge",
+    "deadletter replay", "deadletter purge", "history backfill", "history profile", "table lake",
 }  # fmt: skip
+
+
+PIPELINES: Final = {"pipeline run", "pipeline plan"}
+"""They ask a broker too, once they have read a file."""
 
 
 class Line(NamedTuple):
@@ -436,7 +440,9 @@ def test_the_environment_names_a_broker(url: str, monkeypatch: pytest.MonkeyPatc
     assert "shop/orders" in _by_url(url, "topic", "list").out
 
 
-@pytest.mark.parametrize("path", sorted({" ".join(path) for path, _ in COMMANDS} - BY_URL - {"conformance", "top"}))
+@pytest.mark.parametrize(
+    "path", sorted({" ".join(path) for path, _ in COMMANDS} - BY_URL - PIPELINES - {"conformance", "top"})
+)
 def test_a_command_that_needs_the_files_refuses(path: str) -> None:
     words = {**WORDS, **ON_SPARK, "topic move": "shop/orders --to other", "serve": "", "router run": ""}[path]
 
@@ -444,6 +450,31 @@ def test_a_command_that_needs_the_files_refuses(path: str) -> None:
 
     assert outcome.code == 2
     assert one_line(outcome.err) and "--data DIR" in outcome.err
+
+
+def test_a_job_by_url_takes_no_settings_file(tmp_path: Path) -> None:
+    (tmp_path / "local.yaml").write_text("wal: {free_bytes_min: 0}\n")
+
+    outcome = _by_url("http://127.0.0.1:1", "history", "profile", "--settings", str(tmp_path / "local.yaml"))
+    compacted = _by_url("http://127.0.0.1:1", "history", "compact", "--settings", str(tmp_path / "local.yaml"))
+
+    assert outcome.code == compacted.code == 2
+    assert one_line(outcome.err) and "--set table.warehouse=lake" in outcome.err
+    assert one_line(compacted.err) and "--data DIR" in compacted.err
+
+
+@pytest.mark.usefixtures("absent")
+@pytest.mark.parametrize("path", sorted(PIPELINES))
+def test_a_pipeline_asks_the_broker_that_is_named_and_not_its_own_location(path: str, tmp_path: Path) -> None:
+    source = "sources: [{name: orders, topic: shop/orders, format: raw}]\n"
+    sink = "sinks: [{name: out, from: orders, topic: shop/copies}]\n"
+    location = f"location: {{path: {tmp_path / 'data'}}}\n"
+    (tmp_path / "p.yml").write_text(f"name: copied\nmode: batch\n{location}{source}{sink}")
+
+    outcome = _by_url("http://127.0.0.1:1", *path.split(), str(tmp_path / "p.yml"))
+
+    assert (outcome.code, outcome.out) == (4, "")
+    assert "http://127.0.0.1:1" in outcome.err
 
 
 @pytest.mark.usefixtures("absent")
@@ -454,7 +485,7 @@ def test_no_command_takes_the_files_where_a_broker_is_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "more.txt").write_text("one\n")
 
-    outcome = _by_url("http://127.0.0.1:1", *path.split(), *WORDS[path].split())
+    outcome = _by_url("http://127.0.0.1:1", *path.split(), *{**WORDS, **ON_SPARK}[path].split())
 
     assert (outcome.code, outcome.out) == (4, "")
     assert sorted(tmp_path.iterdir()) == [tmp_path / "more.txt"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forebay.aio.workers import Workers
 from forebay.arguments import checked_seconds
-from forebay.bulk import BulkLoad, LoadBatch, LoadSegment, LoadTarget
+from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadSegment, LoadTarget
 from forebay.loads.topic import LISTED, LOOK_SECONDS, LOOK_SECONDS_MAX, TopicLoads
 
 if TYPE_CHECKING:
@@ -72,3 +72,11 @@ class AsyncLoads:
     async def abandon(self, load_id: str) -> BulkLoad:
         """See `TopicLoads.abandon`."""
         return await self._run(self._loads.abandon, load_id)
+
+    async def backfill(self, backfill_id: str) -> BackfillState:
+        """See `TopicLoads.backfill`."""
+        return await self._run(self._loads.backfill, backfill_id)
+
+    async def begin_backfill(self, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        """See `TopicLoads.begin_backfill`."""
+        return await self._run(self._loads.begin_backfill, backfill_id, plan)

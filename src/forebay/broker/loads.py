@@ -14,7 +14,7 @@ from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.records import received
 from forebay.broker.routes import NoQuery, Route
 from forebay.broker.topics import LISTED, LISTED_MAX, TOPIC
-from forebay.bulk import BulkLoad, LoadSegment, LoadTarget
+from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadSegment, LoadTarget
 from forebay.decoders import decoder
 from forebay.errors import Invalid
 from forebay.loads.topic import LOOK_SECONDS, LOOK_SECONDS_MAX
@@ -23,10 +23,11 @@ from forebay.service.principals import AccessScope
 from forebay.wire import bodies
 from forebay.wire.bodies import MediaType
 from forebay.wire.limits import BodyLimits
-from forebay.wire.messages import LoadList, LoadOffer, OfferedLoad
+from forebay.wire.messages import BackfillPut, LoadList, LoadOffer, OfferedLoad
 
 LOADS: Final = f"{TOPIC}/loads"
 LOAD: Final = f"{LOADS}/{{load}}"
+BACKFILL: Final = f"{TOPIC}/backfills/{{backfill}}"
 
 
 class LoadListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -140,6 +141,21 @@ async def abandon_load(broker: Broker, request: Request) -> HttpAnswer:
     return HttpAnswer.of(await broker.service.abandon_load(request.principal, request.topic, request.at["load"]))
 
 
+async def get_backfill(broker: Broker, request: Request) -> HttpAnswer:
+    """How far a backfill has come."""
+    request.query(NoQuery)
+    return HttpAnswer.of(await broker.service.backfill(request.principal, request.topic, request.at["backfill"]))
+
+
+async def put_backfill(broker: Broker, request: Request) -> HttpAnswer:
+    """Begin a backfill, or go on with it."""
+    service, who, name = broker.service, request.principal, request.topic
+    service.check_append(who, name)
+    put = await request.json(BackfillPut)
+    plan = BackfillPlan(fingerprint=put.fingerprint, loads=put.loads)
+    return HttpAnswer.of(await service.begin_backfill(who, name, request.at["backfill"], plan))
+
+
 def _seconds(broker: Broker, wait_ms: int) -> float:
     return min(wait_ms, broker.settings.wait_timeout_max_ms) / 1000
 
@@ -177,6 +193,15 @@ ROUTES = (
         method="POST", path=f"{LOAD}/abandon", name="abandon_load", summary="Give a load up",
         handler=abandon_load, scopes=WRITE, answer=BulkLoad, tag="loads", statuses=(404, 409, 422, 504),
         is_audited=True,
+    ),
+    Route(
+        method="GET", path=BACKFILL, name="get_backfill", summary="How far a backfill has come",
+        handler=get_backfill, scopes=WRITE, answer=BackfillState, tag="loads", statuses=(404, 422),
+    ),
+    Route(
+        method="PUT", path=BACKFILL, name="put_backfill", summary="Begin a backfill: its id stands for its rows",
+        handler=put_backfill, scopes=WRITE, body=BackfillPut, answer=BackfillState, tag="loads",
+        statuses=(404, 409, 422, 504), is_audited=True,
     ),
 )  # fmt: skip
 """Of bulk loads."""

@@ -43,7 +43,7 @@ def connected(url: str) -> RemoteLog:
 
     Later calls are repeated for longer: a broker that starts again is waited for.
     """
-    _check_reached(url)
+    check_reached(url)
     token = f"${{{TOKEN_VARIABLE}}}" if os.environ.get(TOKEN_VARIABLE) else None
     return connect(url, token=token, verify=_authority())
 
@@ -67,7 +67,7 @@ class BrokerCalls:
     @classmethod
     def reached(cls, url: str, *, timeout_s: float = TIMEOUT_S) -> BrokerCalls:
         """Calls to a broker that has answered; `Unavailable` soon if none does."""
-        _check_reached(url)
+        check_reached(url)
         return cls(url, timeout_s=timeout_s)
 
     def ask(self, call: HttpCall, kind: type[T]) -> T:
@@ -87,7 +87,8 @@ class BrokerCalls:
         self.close()
 
 
-def _check_reached(url: str) -> None:
+def check_reached(url: str) -> None:
+    """`Unavailable` soon if no broker answers at `url`."""
     with BrokerCalls(url, timeout_s=REACH_SECONDS) as calls:
         try:
             calls.ask(HttpCall(method="GET", path="/v1/health"), Health)

@@ -64,11 +64,11 @@ class Job:
 
 
 def job_command(
-    app: typer.Typer, name: str, *, examples: Sequence[str], formerly: typer.Typer
+    app: typer.Typer, name: str, *, examples: Sequence[str], formerly: typer.Typer, by_url: bool = False
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Register a job: a function of the `Job` and of its own options, which returns an exit code.
 
-    `formerly` is the group that it was in once.
+    `formerly` is the group that it was in once. `by_url` says that the job can ask a broker.
     """
 
     def register(body: Callable[..., int]) -> Callable[..., int]:
@@ -85,7 +85,7 @@ def job_command(
         run_job.__signature__ = inspect.Signature([run, *own, *shared])  # type: ignore[attr-defined]
         run_job.__doc__ = body.__doc__
         run_job.__wrapped__ = body  # type: ignore[attr-defined]
-        command(app, name, examples=examples, formerly=formerly)(run_job)
+        command(app, name, examples=examples, by_url=by_url, formerly=formerly)(run_job)
         return body
 
     return register

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import DIRECTORY_VARIABLE, assigned
+from forebay.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,7 @@ def spark_session(
 
 
 def location_of(run: Invocation) -> Location:
-    """Where the records are: the data directory, unless a settings file alone leads to topics and their history."""
+    """Where the records are: a broker; or the data directory, unless a settings file alone leads to topics."""
     from forebay.spark.place.location import Location
 
     return Location.parse(location_options(run))
@@ -57,6 +58,8 @@ def location_of(run: Invocation) -> Location:
 
 def location_options(run: Invocation) -> dict[str, str]:
     """The same, as options of a read or a write."""
+    if run.url is not None:
+        return _broker_options(run, run.url)
     options: dict[str, str] = {}
     given = run.options
     named = given.directory if given.directory is not None else os.environ.get(DIRECTORY_VARIABLE)
@@ -65,6 +68,25 @@ def location_options(run: Invocation) -> dict[str, str]:
     if given.settings_file is not None:
         options["settings"] = given.settings_file
     return options | given.assigned
+
+
+def _broker_options(run: Invocation, url: str) -> dict[str, str]:
+    """The broker, which has answered, and the names of where its token and its authority are found."""
+    from forebay.cli.brokers import AUTHORITY_VARIABLE, TOKEN_VARIABLE, check_reached
+
+    if run.options.settings_file is not None:
+        raise Invalid(
+            f"--settings is of a data directory, and the broker at {url} has its own: leave it out, and give "
+            "those of tables one by one, as --set table.warehouse=lake"
+        )
+    check_reached(url)
+    options = {"broker": url}
+    if os.environ.get(TOKEN_VARIABLE):
+        options["tokenEnv"] = TOKEN_VARIABLE
+    authority = os.environ.get(AUTHORITY_VARIABLE)
+    if authority:
+        options["verify"] = authority
+    return options | run.options.assigned
 
 
 def _is_enough(run: Invocation) -> bool:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from forebay.arguments import checked_seconds
-from forebay.bulk import BulkLoad, LoadBatch, LoadSegment, LoadTarget
+from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadSegment, LoadTarget
 from forebay.client.appends import AsyncRemoteAck, AsyncRemoteBatchAck
 from forebay.client.awaiting import AsyncRemoteGroup, AsyncRemoteLog, AsyncRemoteReader, AsyncRemoteTopic
 from forebay.client.deadletters import RemoteDeadLetters
@@ -294,6 +294,14 @@ class RemoteLoads:
     def abandon(self, load_id: str) -> BulkLoad:
         """See `surface.BulkLoads.abandon`."""
         return self._loop.call(partial(self._loads.abandon, load_id))
+
+    def backfill(self, backfill_id: str) -> BackfillState:
+        """See `surface.BulkLoads.backfill`."""
+        return self._loop.call(partial(self._loads.backfill, backfill_id))
+
+    def begin_backfill(self, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        """See `surface.BulkLoads.begin_backfill`."""
+        return self._loop.call(partial(self._loads.begin_backfill, backfill_id, plan))
 
 
 class RemoteProducer:

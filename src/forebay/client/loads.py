@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.arguments import checked_arrow, checked_partition, checked_seconds
-from forebay.bulk import BulkLoad, LoadBatch, LoadSegment, LoadTarget
+from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadSegment, LoadTarget
 from forebay.client.topics import decoded, topic_path
 from forebay.client.transport import HttpCall, HttpTransport
 from forebay.clock import Clock
@@ -21,7 +21,7 @@ from forebay.surface.blocking import PAGE_LOADS
 from forebay.topics import TopicName
 from forebay.wire import bodies
 from forebay.wire.bodies import MediaType
-from forebay.wire.messages import LoadList, LoadOffer, OfferedLoad
+from forebay.wire.messages import BackfillPut, LoadList, LoadOffer, OfferedLoad
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +40,7 @@ class AsyncRemoteLoads:
         self._transport = transport
         self._clock = clock
         self._path = f"{topic_path(name)}/loads"
+        self._backfills = f"{topic_path(name)}/backfills"
 
     async def target(self, load_id: str) -> LoadTarget:
         """See `surface.awaiting.BulkLoads.target`."""
@@ -116,21 +117,37 @@ class AsyncRemoteLoads:
         call = HttpCall(method="POST", path=f"{self._path_of(load_id)}/abandon")
         return await self._transport.call(call, partial(decoded, BulkLoad))
 
+    async def backfill(self, backfill_id: str) -> BackfillState:
+        """See `surface.awaiting.BulkLoads.backfill`."""
+        call = HttpCall(method="GET", path=_below(self._backfills, "backfill_id", backfill_id, 64))
+        return await self._transport.call(call, partial(decoded, BackfillState))
+
+    async def begin_backfill(self, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        """See `surface.awaiting.BulkLoads.begin_backfill`."""
+        path = _below(self._backfills, "backfill_id", backfill_id, 64)
+        call = HttpCall(
+            method="PUT",
+            path=path,
+            content=msgspec.json.encode(BackfillPut(fingerprint=plan.fingerprint, loads=plan.loads)),
+            media=MediaType.JSON,
+        )
+        return await self._transport.call(call, partial(decoded, BackfillState))
+
     async def _looked(self, load_id: str, wait_ms: int) -> BulkLoad:
         query = {"wait_ms": str(wait_ms)} if wait_ms else {}
         call = HttpCall(method="GET", path=self._path_of(load_id), query=query)
         return await self._transport.call(call, partial(decoded, BulkLoad))
 
     def _path_of(self, load_id: str) -> str:
-        # The broker says what else an id may not be; these would be another address.
-        if (
-            not isinstance(load_id, str)
-            or not load_id.isascii()
-            or set(load_id) & set("/?#%")
-            or load_id in ("", ".", "..")
-        ):
-            raise Invalid(f"load_id is {load_id!a:.80}; give 1 to 128 letters, digits, dots, dashes and underscores")
-        return f"{self._path}/{load_id}"
+        return _below(self._path, "load_id", load_id, 128)
+
+
+def _below(path: str, argument: str, name: str, length: int) -> str:
+    """The address of a load or backfill; `Invalid` for a name that would be another address, or cannot be one."""
+    # The broker says what else it may not be.
+    if not isinstance(name, str) or not name.isascii() or set(name) & set("/?#%") or name in ("", ".", ".."):
+        raise Invalid(f"{argument} is {name!a:.80}; give 1 to {length} letters, digits, dots, dashes and underscores")
+    return f"{path}/{name}"
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

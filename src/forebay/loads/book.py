@@ -12,12 +12,21 @@ from typing import NamedTuple
 
 import msgspec
 
+from forebay.bulk import BackfillPlan, BackfillState
 from forebay.catalog import ShardCatalog
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, UnknownLoad, UnknownTopic
 from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
-from forebay.format.metadata.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
+from forebay.format.metadata.keys import (
+    attached_key,
+    backfill_key,
+    load_key,
+    offer_key,
+    offers_prefix,
+    sink_key,
+    topic_key,
+)
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.loads.prepare import Load
 from forebay.manifests import ManifestRef
@@ -30,6 +39,7 @@ logger = logging.getLogger(__name__)
 PAGE_KEYS = 100
 LOOKED_MAX = 10_000
 """Loads of all topics that one page of a list looks at."""
+BACKFILL_ID_MAX = 64
 NEVER_OFFERED = ManifestRef(object_key="", bytes=0, content_hash="")
 
 
@@ -155,6 +165,32 @@ class LoadBook:
             return StoredSink(SinkState(topic_id=load.topic_id), None, key, 0)
         state, unknown = decode_value(entry.value, SinkState)
         return StoredSink(state, unknown, key, entry.mod_revision)
+
+    def backfill(self, spec: TopicSpec, backfill_id: str) -> BackfillState:
+        """How far a backfill has come in a topic; `Invalid` for what is no id of one."""
+        _check_backfill_id(backfill_id)
+        query_id = f"backfill-{backfill_id}-{spec.topic_id[:12]}"
+        sink = self._metadata.get(sink_key(query_id, spec.namespace, spec.topic, prefix=self._prefix))
+        entry = self._metadata.get(backfill_key(backfill_id, spec.topic_id, prefix=self._prefix))
+        return BackfillState(
+            query_id=query_id,
+            done=0 if sink is None else decode_value(sink.value, SinkState)[0].batch_id + 1,
+            plan=None if entry is None else decode_value(entry.value, BackfillPlan)[0],
+        )
+
+    def begin_backfill(self, spec: TopicSpec, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        """From here on the id stands for these rows: `Conflict` if it does for others. Harmless when repeated."""
+        _check_backfill_id(backfill_id)
+        key = backfill_key(backfill_id, spec.topic_id, prefix=self._prefix)
+        self._metadata.transaction([Absent(key)], [Put(key, encode_value(plan))])
+        found = self.backfill(spec, backfill_id)
+        if found.plan != plan:
+            raise Conflict(
+                f"backfill {backfill_id} into {spec.name} brings other rows, or the same ones cut otherwise: files, "
+                "columns and files_each must be as they were; give a backfill of other rows another id",
+                topic=spec.name,
+            )
+        return found
 
     def offer(self, load_id: str, load: Load) -> Load:
         """Let the owners of its partitions attach it. Harmless when repeated; an id is never used for another load."""
@@ -329,6 +365,13 @@ def _check_names(load_id: str, load: Load) -> None:
     for name in (load_id, *((load.sink.query_id,) if load.sink is not None else ())):
         if not name or "/" in name:
             raise Invalid(f"{name!r} is no name for a load or a query: it has at least one character, and no /")
+
+
+def _check_backfill_id(text: str) -> None:
+    if not 0 < len(text) <= BACKFILL_ID_MAX or not all(char.isalnum() or char in "-_." for char in text):
+        raise Invalid(
+            f"{text[:100]!r} is no id of a backfill: write letters, digits, '-', '_' and '.', at most {BACKFILL_ID_MAX}"
+        )
 
 
 def _recorded(load: Load, load_id: str | None) -> SinkState:

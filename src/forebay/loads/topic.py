@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.arguments import checked_arrow, checked_seconds
-from forebay.bulk import BulkLoad, LoadBatch, LoadPart, LoadSegment, LoadTarget
+from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadPart, LoadSegment, LoadTarget
 from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, UnknownLoad, Unsupported
 from forebay.format.files.segment import SEGMENT_SUFFIX
@@ -48,7 +48,8 @@ LOOK_SECONDS_MAX: Final = 1.0
 """How long between two looks at a load that is waited for: longer each time."""
 _OBJECT: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,200}")
 _HASH: Final = re.compile(r"[0-9a-f]{32}")
-_QUERY_ID: Final = re.compile(r"[0-9A-Za-z-]{1,100}")
+_QUERY_ID: Final = re.compile(r"[0-9A-Za-z._-]{1,100}")
+_BACKFILL_ID: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
 _STAGED: Final = "staged"
 """What the names of segments begin with that were written here, and not by a task of the caller's own."""
 
@@ -180,9 +181,31 @@ class TopicLoads:
         spec = self._spec(load_id)
         return _view(load_id, self._loads.abandon(load_id, spec), {})
 
+    def backfill(self, backfill_id: str) -> BackfillState:
+        """How far a backfill has come, also one that has not begun. `Invalid` for what cannot be the id of one."""
+        return self._loads.book.backfill(self._backfilled(backfill_id), backfill_id)
+
+    def begin_backfill(self, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        """Have the id stand for these rows for ever; how far it is. `Conflict` if it stands for others.
+
+        Then offer its loads one after the other, each as the batch of its number. Harmless when repeated.
+        """
+        return self._loads.book.begin_backfill(self._backfilled(backfill_id), backfill_id, plan)
+
+    def _backfilled(self, backfill_id: str) -> TopicSpec:
+        """The topic, which takes loads. Its id becomes part of that of a query: see `LoadBatch`."""
+        if not isinstance(backfill_id, str) or not _BACKFILL_ID.fullmatch(backfill_id):
+            raise Invalid(
+                f"backfill_id is {backfill_id!a:.80}; give 1 to 64 letters, digits, dots, dashes and underscores"
+            )
+        return self._taking()
+
     def _spec(self, load_id: str) -> TopicSpec:
         """The topic, which takes loads; `Invalid` for what cannot be the id of one."""
         check_load_id(load_id)
+        return self._taking()
+
+    def _taking(self) -> TopicSpec:
         spec = self._loads.spec(self._name)
         if spec.engine is not Engine.SEGMENT:
             raise Unsupported(f"{spec.name} lives on the {spec.engine} engine: only topics with files take a load")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, Unpack
 from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
-from forebay.bulk import BulkLoad, LoadSegment, LoadTarget, SharedStore
+from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadSegment, LoadTarget, SharedStore
 from forebay.errors import Conflict, ForebayError, Invalid, Moved, PartitionOutcomes, Unauthenticated, Unavailable
 from forebay.format.columns.rows import ColumnBytes
 from forebay.live import WatchedTopic, Watcher
@@ -488,6 +488,16 @@ class Service:
     async def abandon_load(self, who: Principal, name: TopicName, load_id: str) -> BulkLoad:
         """Give a load up."""
         return await self._loads(who, name).abandon(load_id)
+
+    async def backfill(self, who: Principal, name: TopicName, backfill_id: str) -> BackfillState:
+        """How far a backfill has come."""
+        return await self._loads(who, name).backfill(backfill_id)
+
+    async def begin_backfill(
+        self, who: Principal, name: TopicName, backfill_id: str, plan: BackfillPlan
+    ) -> BackfillState:
+        """Have the id of a backfill stand for what it brings."""
+        return await self._loads(who, name).begin_backfill(backfill_id, plan)
 
     # Whole topics, read past the log
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, Unpack
 
-from forebay.bulk import BulkLoad, LoadBatch, LoadSegment, LoadTarget
+from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadSegment, LoadTarget
 from forebay.errors import ForebayError
 from forebay.records import (
     EARLIEST,
@@ -215,6 +215,15 @@ class BulkLoads(Protocol):
 
     def abandon(self, load_id: str) -> BulkLoad:
         """Give a load up: no reader ever sees any of it. `Conflict` if it is committed; harmless when repeated."""
+
+    def backfill(self, backfill_id: str) -> BackfillState:
+        """How far a backfill has come, also one that has not begun."""
+
+    def begin_backfill(self, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        """Have the id stand for these rows for ever; how far it is. `Conflict` if it stands for others.
+
+        Then offer its loads one after the other, each as the batch of its number. Harmless when repeated.
+        """
 
 
 class Routers(Protocol):

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from forebay.bulk import BulkLoad, LoadBatch, LoadSegment
+from forebay.bulk import MOST, BulkLoad, LoadBatch, LoadSegment
 from forebay.records import CommitAck, GroupOffset, Offsets
 from forebay.topics import PARTITIONS_MAX, Cleanup, Durability, Engine, OnFull, TopicDispatch, TopicSpec
 from forebay.wire.items import GapItem
@@ -215,6 +215,15 @@ class LoadOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """That of the topic when the load was planned: `conflict` if it has other partitions now."""
     batch: LoadBatch | None = None
     """Of a streaming query: the topic gets each batch once."""
+
+
+class BackfillPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a backfill brings. Its id stands for that for ever."""
+
+    fingerprint: Annotated[str, Meta(max_length=200)]
+    """Of the rows, another one if they are others; empty if that is not known."""
+    loads: Annotated[int, Meta(ge=0, le=MOST)]
+    """In how many loads they come, each offered as the batch of its number, from 0."""
 
 
 class OfferedLoad(msgspec.Struct, frozen=True):

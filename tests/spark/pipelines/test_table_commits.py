@@ -158,9 +158,9 @@ def test_a_topic_in_a_table_opens_no_manifest_and_comes_once(location: Location,
             files = tuple(Written(**row) for row in reported.to_pylist())
             batch = LakeBatch(topic="shop/orders", topic_id="t", offsets={0: (number, number + 1)}, files=files)
             manifests.clear()
-            target.commit(batch, lease)  # type: ignore[arg-type]
+            target.commit(batch, lease)
             counts.append(len(manifests))
-            target.commit(batch, lease)  # type: ignore[arg-type]
+            target.commit(batch, lease)
 
     assert set(counts) == {0}
     assert _found(location) == list(range(6))

@@ -55,8 +55,10 @@ EachOption = Annotated[
         "forebay history backfill shop/orders --from old/orders --column key=customer --column timestamp=at",
         "forebay history backfill shop/orders --from old.csv --format csv --option header=true --dry-run",
         "forebay history backfill shop/orders --from-table shop.old_orders --id orders-2025",
+        "forebay history backfill shop/orders --from old/orders --url http://127.0.0.1:7878",
     ],
     formerly=pipeline,
+    by_url=True,
 )
 def backfill(
     job: Job,

@@ -17,8 +17,10 @@ from forebay.cli.pipeline import app as pipeline
     examples=[
         "forebay history profile shop/orders --html orders.html",
         "forebay history profile --settings shared.yaml --resume counted --json",
+        "forebay history profile shop/orders --url http://127.0.0.1:7878",
     ],
     formerly=pipeline,
+    by_url=True,
 )
 def profile(
     job: Job,

@@ -37,7 +37,11 @@ def checked_pipeline(run: Invocation, file: str, conf: Sequence[str] | None) -> 
         pipeline = load_pipeline(file).with_settings(parse_conf(conf), "--conf")
         given = run.options
         said = (
-            given.directory is not None or given.settings_file is not None or given.assignments or not pipeline.location
+            given.directory is not None
+            or given.broker_url is not None
+            or given.settings_file is not None
+            or given.assignments
+            or not pipeline.location
         )
         return pipeline, outline(pipeline, location_options(run) if said else None)
 

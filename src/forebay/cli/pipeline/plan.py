@@ -21,6 +21,7 @@ CheckOption = Annotated[
     app,
     "plan",
     examples=["forebay pipeline plan revenue.yml", "forebay pipeline plan revenue.yml --check --json"],
+    by_url=True,
 )
 def plan(
     run: Invocation,

@@ -28,7 +28,9 @@ SINK_HEADS = ("sink", "batch", "rows read", "written", "rows/s", "lag")
         "forebay pipeline run revenue.yml --data /var/lib/forebay --master spark://head:7077",
         "forebay pipeline run revenue.yml --dry-run --json",
         "forebay pipeline run revenue.yml --conf spark.sql.shuffle.partitions=8",
+        "forebay pipeline run revenue.yml --url http://127.0.0.1:7878",
     ],
+    by_url=True,
 )
 def run_pipeline(
     run: Invocation,

@@ -29,8 +29,10 @@ SchemaOption = Annotated[
         "forebay table lake shop/orders --to lake/orders --schema orders.ddl --dry-run",
         "forebay table lake shop/orders --table shop.orders_typed --format avro --schema order.avsc",
         "forebay table lake shop/orders --table lake/orders --table-format delta --schema orders.ddl",
+        "forebay table lake shop/orders --to lake/orders --schema orders.ddl --url http://127.0.0.1:7878",
     ],
     formerly=pipeline,
+    by_url=True,
 )
 def lake(
     job: Job,

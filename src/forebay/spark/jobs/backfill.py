@@ -1,50 +1,44 @@
 """Backfill: rows of files or tables into a topic, by bulk load: all rows of a load or none, and each load once.
 
 A backfill has an id, given or worked out from what it reads. Each of its loads is recorded by the very transaction that
-commits it, as a batch of a streaming query is: a run that is repeated adds nothing, one that was ended goes on.
+commits it, as a batch of a streaming query is: a run that is repeated adds nothing, one that was ended goes on. Through
+a broker the same is recorded in the same place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import msgspec
 import pyarrow as pa
 
+from forebay.bulk import BackfillPlan, BackfillState
 from forebay.clock import SystemClock
-from forebay.errors import Conflict, Invalid
-from forebay.format.metadata.keys import backfill_key, sink_key
-from forebay.format.metadata.value import decode_value, encode_value
-from forebay.loads.book import LoadBook, SinkState
+from forebay.errors import Invalid, UnknownLoad
+from forebay.loads.book import LoadBook
 from forebay.loads.prepare import Sink
-from forebay.metadata import Absent, Put
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen, summed
 from forebay.spark.jobs.sources import Source
 from forebay.spark.place.location import Location
-from forebay.spark.place.opening import opened
+from forebay.spark.place.opening import Opened, opened
+from forebay.spark.writing.brokered import broker_loads
 from forebay.spark.writing.delivery import TaskResult, deliver
 from forebay.spark.writing.options import ATTACH_SECONDS, Target, WriteOptions, load_id_of, look
 from forebay.spark.writing.rows import TYPES, check_columns
-from forebay.topics import TopicName
+from forebay.topics import TopicName, TopicSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from forebay.client.blocking import RemoteLoads
+
 COLUMNS: Final = tuple(TYPES)
 _CASTS: Final = {"tag": "string", "timestamp": "timestamp", "partition": "int"}
-ID_LENGTH_MAX: Final = 64
 _STAGED: Final = "result binary"
 _STAGED_SCHEMA: Final = pa.schema([("result", pa.binary())])
-
-
-class Brought(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backfill brings, as recorded before its first load."""
-
-    fingerprint: str
-    loads: int
 
 
 class _Landed(NamedTuple):
@@ -52,6 +46,71 @@ class _Landed(NamedTuple):
 
     records: dict[int, int]
     starts: dict[int, int]
+
+
+class _Book(Protocol):
+    """Where backfills are recorded, for one topic."""
+
+    def state(self, backfill_id: str) -> BackfillState:
+        """How far a backfill has come."""
+
+    def begin(self, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        """From here on the id stands for these rows; `Conflict` if it does for others."""
+
+    def landed(self, load_id: str) -> _Landed:
+        """What a load has brought; nothing if another one of its batch was faster."""
+
+
+class _FileBook:
+    """The metadata store."""
+
+    def __init__(self, found: Opened, spec: TopicSpec) -> None:
+        self._book = LoadBook(found.metadata, found.settings.metadata.prefix, found.clock)
+        self._spec = spec
+
+    def state(self, backfill_id: str) -> BackfillState:
+        return self._book.backfill(self._spec, backfill_id)
+
+    def begin(self, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        return self._book.begin_backfill(self._spec, backfill_id, plan)
+
+    def landed(self, load_id: str) -> _Landed:
+        stored = self._book.find(load_id)
+        shards = stored.load.shards if stored is not None else ()
+        return _Landed(
+            {one.partition: one.records for one in shards}, {one.partition: one.start or 0 for one in shards}
+        )
+
+
+class _BrokerBook:
+    """A broker, which writes the same into its metadata store."""
+
+    def __init__(self, loads: RemoteLoads) -> None:
+        self._loads = loads
+
+    def state(self, backfill_id: str) -> BackfillState:
+        return self._loads.backfill(backfill_id)
+
+    def begin(self, backfill_id: str, plan: BackfillPlan) -> BackfillState:
+        return self._loads.begin_backfill(backfill_id, plan)
+
+    def landed(self, load_id: str) -> _Landed:
+        try:
+            parts = self._loads.get(load_id).parts
+        except UnknownLoad:
+            parts = ()
+        return _Landed({one.partition: one.records for one in parts}, {one.partition: one.start or 0 for one in parts})
+
+
+@contextlib.contextmanager
+def _book(target: Target, *, read_only: bool = True) -> Iterator[_Book]:
+    """The book of the topic, opened for a moment: a load may take hours."""
+    if target.location.broker is not None:
+        with broker_loads(target.location, target.spec.name) as (_, loads):
+            yield _BrokerBook(loads)
+    else:
+        with opened(target.location, read_only=read_only) as found:
+            yield _FileBook(found, target.spec)
 
 
 def run(
@@ -83,10 +142,12 @@ def run(
     fingerprint = _fingerprint(seen.fingerprint, columns or {}, files_each)
     if fingerprint is None and backfill_id is None:
         raise Invalid("it cannot be seen whether these rows are the same next time: give the backfill an id (--id)")
-    work = _Backfill(spark, target, _checked_id(backfill_id or f"files-{fingerprint}"))
-    if not dry_run:
-        work.record(Brought(fingerprint=fingerprint or "", loads=len(slices)))
-    before = work.done()
+    named = backfill_id or f"files-{fingerprint}"
+    plan = BackfillPlan(fingerprint=fingerprint or "", loads=len(slices))
+    with _book(target, read_only=dry_run) as book:
+        state = book.state(named) if dry_run else book.begin(named, plan)
+    work = _Backfill(spark, target, named, state)
+    before = state.done
     shown = progress or Unseen()
     shown.total(len(slices))
     shown.advance(min(before, len(slices)))
@@ -101,34 +162,12 @@ def run(
 class _Backfill:
     """One run."""
 
-    def __init__(self, spark: SparkSession, target: Target, backfill_id: str) -> None:
+    def __init__(self, spark: SparkSession, target: Target, backfill_id: str, state: BackfillState) -> None:
         self._spark = spark
         self._target = target
         self._id = backfill_id
-        self._query = f"backfill-{backfill_id}-{target.spec.topic_id[:12]}"
+        self._query = state.query_id
         self._landed: list[_Landed] = []
-
-    def record(self, brought: Brought) -> None:
-        """From here on the id stands for these rows; `Conflict` if it does for others."""
-        with opened(self._target.location, read_only=False) as found:
-            key = backfill_key(self._id, self._target.spec.topic_id, prefix=found.settings.metadata.prefix)
-            if found.metadata.transaction([Absent(key)], [Put(key, encode_value(brought))]).succeeded:
-                return
-            entry = found.metadata.get(key)
-        known = decode_value(entry.value, Brought)[0] if entry is not None else brought
-        if known != brought:
-            raise Conflict(
-                f"backfill {self._id} into {self._target.spec.name} brings other rows, or the same ones cut otherwise: "
-                "files, columns and files_each must be as they were; give a backfill of other rows another id"
-            )
-
-    def done(self) -> int:
-        """How many loads the topic has already."""
-        spec = self._target.spec
-        with opened(self._target.location) as found:
-            prefix = found.settings.metadata.prefix
-            entry = found.metadata.get(sink_key(self._query, spec.namespace, spec.topic, prefix=prefix))
-        return 0 if entry is None else decode_value(entry.value, SinkState)[0].batch_id + 1
 
     def bring(self, number: int, frame: DataFrame) -> None:
         """On return the topic has these rows, once."""
@@ -137,15 +176,8 @@ class _Backfill:
         rows = frame.mapInArrow(_stager(self._target, load_id), _STAGED).collect()
         results: list[TaskResult] = [pickle.loads(row["result"]) for row in rows]
         deliver(self._target, load_id, results, sink)
-        with opened(self._target.location) as found:
-            stored = LoadBook(found.metadata, found.settings.metadata.prefix, found.clock).find(load_id)
-        shards = stored.load.shards if stored is not None else ()
-        self._landed.append(
-            _Landed(
-                {shard.partition: shard.records for shard in shards},
-                {shard.partition: shard.start or 0 for shard in shards},
-            )
-        )
+        with _book(self._target) as book:
+            self._landed.append(book.landed(load_id))
 
     def report(self, loads: int, before: int, planned: int | None, *, seconds: float) -> JobReport:
         """What was brought."""
@@ -215,11 +247,3 @@ def _fingerprint(rows: str | None, columns: Mapping[str, str], files_each: int |
         return None
     facts = [rows, *(f"{name}={text}" for name, text in sorted(columns.items())), str(files_each)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
-
-
-def _checked_id(text: str) -> str:
-    if not 0 < len(text) <= ID_LENGTH_MAX or not all(char.isalnum() or char in "-_." for char in text):
-        raise Invalid(
-            f"{text[:100]!r} is no id of a backfill: write letters, digits, '-', '_' and '.', at most {ID_LENGTH_MAX}"
-        )
-    return text

@@ -1,7 +1,8 @@
 """Lake: a topic into a typed table, range of offsets by range of offsets, each record once.
 
 What the table has is known by the table itself: a run asks it, brings what is missing up to the topic's end, and each
-commit says which offsets it brought. One run at a time for a topic, by a lease.
+commit says which offsets it brought. One run at a time for a topic, by a lease; through a broker there is none, and
+the commit of a run that another one has overtaken is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from forebay.clock import SystemClock
+from forebay.clock import Clock, SystemClock
 from forebay.errors import Invalid
 from forebay.format.metadata.keys import lake_key
-from forebay.metadata.leases import Lease, leased
+from forebay.metadata.leases import leased
 from forebay.spark.jobs.frames import frame_of, look_at
 from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen
 from forebay.spark.place.location import Location
@@ -24,7 +25,7 @@ from forebay.spark.tables.file_writer import REPORT, Outlet, Written
 from forebay.spark.tables.formats import ICEBERG
 from forebay.spark.tables.lake_directory import DirectoryTarget
 from forebay.spark.tables.lake_table import TableTarget
-from forebay.spark.tables.targets import Marks, TableBatch, Target
+from forebay.spark.tables.targets import CommitRight, Marks, TableBatch, Target, Unleased
 from forebay.spark.values.decoding import SOURCE_COLUMNS, Decoding, decoding
 from forebay.topics import TopicName
 
@@ -56,7 +57,8 @@ def run(
 
     `table_format` is `iceberg` or `delta`; a table of Delta may also be named by its path or address.
     Bad rows go to `table_bad`, or `directory/bad`. At most about `commit_records` go into one commit. Raises
-    `Unavailable` while another run has the topic, `Conflict` if another changed the table.
+    `Unavailable` while another run has the topic, `Conflict` if another changed the table. Through a broker runs do
+    not wait for each other: of two at once, one ends with `Conflict`, and no row is there twice.
     """
     if (table is None) == (directory is None):
         raise Invalid("lake brings a topic into a table or into a directory: name one of them")
@@ -66,20 +68,28 @@ def run(
     begun = clock.monotonic()
     how = decoding(format, schema)
     name = TopicName.parse(topic)
-    with opened(location, read_only=dry_run) as found, contextlib.ExitStack() as stack:
-        lease = None
-        if not dry_run:
-            settings = found.settings.metadata
-            key = lake_key(name.namespace, name.topic, prefix=settings.prefix)
-            wait_s = settings.lease_ttl_s + LEASE_GRACE_SECONDS
-            lease = stack.enter_context(
-                leased(found.metadata, key, f"lake {name}", ttl_s=settings.lease_ttl_s, wait_s=wait_s, clock=clock)
-            )
+    with contextlib.ExitStack() as stack:
+        lease = None if dry_run else stack.enter_context(_alone(location, name, clock))
         target = stack.enter_context(contextlib.closing(_target(location, table, table_format, directory, how)))
         snapshot = look_at(location, topic)
         work = LakeRun(spark, location, snapshot, target, how, fail_on_data_loss=fail_on_data_loss)
         work.bring(lease, commit_records, progress or Unseen())
     return work.report(dry_run=dry_run, seconds=clock.monotonic() - begun)
+
+
+@contextlib.contextmanager
+def _alone(location: Location, name: TopicName, clock: Clock) -> Iterator[CommitRight]:
+    """The right to bring the topic for the block, alone as far as that can be had."""
+    if location.broker is not None:
+        yield Unleased()
+        return
+    with opened(location, read_only=False) as found:
+        settings = found.settings.metadata
+        key = lake_key(name.namespace, name.topic, prefix=settings.prefix)
+        ttl_s = settings.lease_ttl_s
+        wait_s = ttl_s + LEASE_GRACE_SECONDS
+        with leased(found.metadata, key, f"lake {name}", ttl_s=ttl_s, wait_s=wait_s, clock=clock) as lease:
+            yield lease
 
 
 def _target(location: Location, table: str | None, table_format: str, directory: str | None, how: Decoding) -> Target:
@@ -114,7 +124,7 @@ class LakeRun:
         self._files: list[Written] = []
         self._commits = 0
 
-    def bring(self, lease: Lease | None, commit_records: int, progress: JobProgress) -> None:
+    def bring(self, lease: CommitRight | None, commit_records: int, progress: JobProgress) -> None:
         """Bring everything that is missing; without a lease, only find out what that is."""
         if lease is not None:
             self._target.recover()

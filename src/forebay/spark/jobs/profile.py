@@ -25,7 +25,7 @@ from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, sum
 from forebay.spark.jobs.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.jobs.units import said, spread
 from forebay.spark.place.location import Location
-from forebay.spark.place.opening import opened
+from forebay.spark.place.reading import opened_to_read
 from forebay.spark.reading.plan import plan
 from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot
 from forebay.spark.reading.task import read_split
@@ -85,7 +85,7 @@ def run(
     begun = clock.monotonic()
     if html is not None:
         require_plots()
-    with opened(location) as found:
+    with opened_to_read(location) as found:
         names = [str(spec.name) for spec in found.topics(topics)]
     known = Results(resume, Tally, read_only=dry_run)
     snapshots = [look_at(location, name) for name in names]

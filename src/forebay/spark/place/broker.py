@@ -7,7 +7,7 @@ process when the first request is made, and stays in it. Knows nothing of Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -22,6 +22,7 @@ from forebay.format.control.frames import Floor, reason_of
 from forebay.history import Objects
 from forebay.pages import Page
 from forebay.spark.place.location import Location
+from forebay.spark.place.reading import topics_with_history
 from forebay.topics import TopicName, TopicSpec
 from forebay.views.snapshot import ScanPiece, ShardView
 from forebay.wire.answers import decode_page_frames
@@ -132,6 +133,10 @@ class BrokerPlace:
             after = page.after
             if after is None:
                 return
+
+    def topics(self, names: Sequence[str]) -> list[TopicSpec]:
+        """The topics of these names, or all that have history if none is named; `UnknownTopic`, `Unsupported`."""
+        return topics_with_history(names, self.specs, self.spec)
 
     def look(self, topic: str) -> tuple[list[ShardView], SharedStore | None]:
         """Every partition of a topic at one moment, and the store of its history."""

@@ -26,7 +26,8 @@ from forebay.metadata.open_store import open_metadata
 from forebay.places import Places, Stores, history_store
 from forebay.settings import Settings, StoreSettings
 from forebay.spark.place.location import Location
-from forebay.topics import Engine, ShardRef, TopicName, TopicSpec
+from forebay.spark.place.reading import topics_with_history
+from forebay.topics import ShardRef, TopicSpec
 
 if TYPE_CHECKING:
     from forebay.loads.prepare import LoadStore
@@ -114,13 +115,8 @@ class Opened:
 
     def topics(self, names: Sequence[str]) -> list[TopicSpec]:
         """The topics of these names, or all that have history if none is named; `UnknownTopic`, `Unsupported`."""
-        if not names:
-            return [spec for spec in self.definitions.all() if spec.engine is Engine.SEGMENT]
-        specs = [self.definitions.get(TopicName.parse(name)) for name in names]
-        for spec in specs:
-            if spec.engine is not Engine.SEGMENT:
-                raise Unsupported(f'{spec.name} lives on engine "{spec.engine}" and has no history: leave it out')
-        return specs
+        definitions = self.definitions
+        return topics_with_history(names, definitions.all, definitions.get)
 
     def catalog(self, ref: ShardRef) -> ShardCatalog:
         """The history of a partition as recorded; manifests are opened."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+from forebay.errors import Unsupported
+from forebay.topics import Engine, TopicName, TopicSpec
 
 if TYPE_CHECKING:
     from forebay.disk import Disk
@@ -62,6 +65,22 @@ class ReadPlace(Protocol):
 
     def close(self) -> None:
         """Give everything back."""
+
+
+def topics_with_history(
+    names: Sequence[str], every: Callable[[], Iterable[TopicSpec]], one: Callable[[TopicName], TopicSpec]
+) -> list[TopicSpec]:
+    """The topics of these names by `one`, or if none is named those of `every` that have history.
+
+    Raises `UnknownTopic`, and `Unsupported` for a topic without history that is named.
+    """
+    if not names:
+        return [spec for spec in every() if spec.engine is Engine.SEGMENT]
+    specs = [one(TopicName.parse(name)) for name in names]
+    for spec in specs:
+        if spec.engine is not Engine.SEGMENT:
+            raise Unsupported(f'{spec.name} lives on engine "{spec.engine}" and has no history: leave it out')
+    return specs
 
 
 @contextlib.contextmanager

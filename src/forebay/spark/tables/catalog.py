@@ -137,7 +137,8 @@ def _database(kind: str, warehouse: str | None) -> str | None:
     if warehouse is None or not warehouse.startswith("file://"):
         raise Invalid(
             "table.catalog is sql without table.uri, and the warehouse is no directory that a SQLite file could be in: "
-            "name a database in table.uri, such as sqlite:////var/lib/forebay/catalog.db"
+            "name a directory in table.warehouse, which a location behind a broker always needs, or a database in "
+            "table.uri, such as sqlite:////var/lib/forebay/catalog.db"
         )
     return f"{_SQLITE}{warehouse.removeprefix('file://')}/{DATABASE}"
 

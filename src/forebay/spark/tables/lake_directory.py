@@ -19,9 +19,8 @@ from forebay.clock import SystemClock
 from forebay.decoders import decoder
 from forebay.disk import SystemDisk, make_directories
 from forebay.errors import Conflict, Corrupt, Indeterminate, Unsupported
-from forebay.metadata.leases import Lease
 from forebay.spark.tables.file_writer import FILE
-from forebay.spark.tables.targets import Marks, TableBatch, files_of
+from forebay.spark.tables.targets import CommitRight, Marks, TableBatch, files_of
 from forebay.spark.tables.upkeep import clear_uploads
 
 DATA: Final = "data"
@@ -93,7 +92,7 @@ class DirectoryTarget:
         staged = f"{FILE}{self._root}/{STAGED}"
         return staged, staged
 
-    def commit(self, batch: TableBatch, lease: Lease) -> None:
+    def commit(self, batch: TableBatch, lease: CommitRight) -> None:
         before = self._last.marks if self._last is not None else Marks()
         number = self._last.number + 1 if self._last is not None else 1
         marks = Marks(topic_id=batch.topic_id, good=batch.ends(before.good), bad=batch.ends(before.bad))

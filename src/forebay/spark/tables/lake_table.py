@@ -13,11 +13,10 @@ from typing import Final
 import pyarrow as pa
 
 from forebay.clock import SystemClock
-from forebay.metadata.leases import Lease
 from forebay.spark.place.location import Location
 from forebay.spark.tables.commit import FormatTable, TableChange, TopicOffsets, commit
 from forebay.spark.tables.formats import open_format
-from forebay.spark.tables.targets import Marks, TableBatch, files_of
+from forebay.spark.tables.targets import CommitRight, Marks, TableBatch, files_of
 from forebay.spark.values.decoding import BAD_SCHEMA
 
 FOLDER: Final = "data/lake"
@@ -60,7 +59,7 @@ class TableTarget:
     def folders(self) -> tuple[str, str]:
         return self._tables[False].folder(FOLDER), self._tables[True].folder(FOLDER)
 
-    def commit(self, batch: TableBatch, lease: Lease) -> None:
+    def commit(self, batch: TableBatch, lease: CommitRight) -> None:
         for is_bad in (True, False):
             self.commit_table(is_bad, batch, lease)
 
@@ -68,7 +67,7 @@ class TableTarget:
         for table in self._tables.values():
             table.close()
 
-    def commit_table(self, is_bad: bool, batch: TableBatch, lease: Lease) -> None:  # noqa: FBT001 - which of the two
+    def commit_table(self, is_bad: bool, batch: TableBatch, lease: CommitRight) -> None:  # noqa: FBT001 - which of the two
         """On return the table has its part of the batch, once; `Conflict` if another brought something meanwhile."""
         table = self._tables[is_bad]
         known = table.next_offsets()

@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 
 from forebay.errors import Conflict
-from forebay.metadata.leases import Lease
 from forebay.spark.tables.file_writer import Written
 
 
@@ -51,8 +50,25 @@ class TableBatch(msgspec.Struct, frozen=True, kw_only=True):
         return {**before, **ends}
 
 
+class CommitRight(Protocol):
+    """What a run asks at the last moment before it commits: a lease of the metadata store, or `Unleased`."""
+
+    def check(self) -> None:
+        """`Fenced` if another run may be at work by now."""
+
+
+class Unleased:
+    """In the place of a lease where no metadata store is reached, as through a broker.
+
+    Two runs may be at work then, and waste some: of two commits of the same offsets a target takes one.
+    """
+
+    def check(self) -> None:
+        """Nothing: the commit finds out."""
+
+
 class Target(Protocol):
-    """A table with its side table. Used by one job at a time, which the lease sees to."""
+    """A table with its side table. Two runs may use it at once: a commit is refused if another was faster."""
 
     name: str
 
@@ -65,7 +81,7 @@ class Target(Protocol):
     def folders(self) -> tuple[str, str]:
         """Where tasks put files, for rows and for bad rows, as addresses."""
 
-    def commit(self, batch: TableBatch, lease: Lease) -> None:
+    def commit(self, batch: TableBatch, lease: CommitRight) -> None:
         """On return all of the batch is there; if it raises, run again to find out."""
 
     def close(self) -> None:

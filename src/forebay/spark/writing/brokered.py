@@ -36,7 +36,8 @@ WAIT_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def _loads(location: Location, topic: TopicName) -> Iterator[tuple[BrokerPlace, RemoteLoads]]:
+def broker_loads(location: Location, topic: TopicName) -> Iterator[tuple[BrokerPlace, RemoteLoads]]:
+    """The broker of the location, and loads into a topic of it, until the block ends."""
     with contextlib.closing(BrokerPlace(location)) as place:
         link = place.link
         from forebay.client.blocking import RemoteLoads
@@ -47,7 +48,7 @@ def _loads(location: Location, topic: TopicName) -> Iterator[tuple[BrokerPlace, 
 
 def look_at_broker(location: Location, topic: TopicName, run: str) -> tuple[Location, TopicSpec]:
     """The topic, and the location with the store that its segments go into, if tasks reach that by themselves."""
-    with _loads(location, topic) as (place, loads):
+    with broker_loads(location, topic) as (place, loads):
         spec = place.spec(topic)
         if spec.engine is not Engine.SEGMENT:
             return location, spec
@@ -60,7 +61,7 @@ class BrokerStaging:
     def __init__(self, target: Target, task: Task) -> None:
         self._held = contextlib.ExitStack()
         self._task = task
-        _, self._loads = self._held.enter_context(_loads(target.location, target.spec.name))
+        _, self._loads = self._held.enter_context(broker_loads(target.location, target.spec.name))
 
     def write(self, partition: int, rows: Sequence[pa.RecordBatch]) -> list[StagedSegment]:
         """Rows of one partition, at least one, in their order."""
@@ -81,13 +82,13 @@ def deliver_by_broker(target: Target, load_id: str, results: Sequence[TaskResult
     segments = [segment_of(one.partition, one.segment) for result in ordered for one in result.staged]
     if sink is None and not segments:
         return
-    with _loads(target.location, target.spec.name) as (place, loads):
+    with broker_loads(target.location, target.spec.name) as (place, loads):
         _BrokerDelivery(target, place, loads).run(load_id, segments, sink)
 
 
 def give_up_by_broker(target: Target, load_id: str) -> None:
     """Nothing of the load will ever be in the topic, if it is not already. What was staged goes by itself."""
-    with _loads(target.location, target.spec.name) as (_, loads), contextlib.suppress(Conflict, UnknownTopic):
+    with broker_loads(target.location, target.spec.name) as (_, loads), contextlib.suppress(Conflict, UnknownTopic):
         # Also if it was not offered: an offer whose answer was lost may be on its way.
         loads.abandon(load_id)
 

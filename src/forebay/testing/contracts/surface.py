@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from forebay.bulk import LoadBatch
+from forebay.bulk import BackfillPlan, LoadBatch
 from forebay.errors import Closed, Conflict, Invalid, UnknownLoad, UnknownTopic, Unsupported
 from forebay.records import EARLIEST, LATEST, Position, Record
 from forebay.surface import Log, TopicHandle
@@ -558,6 +558,33 @@ class LastingContract(SurfaceContract):
         assert (offered.batch, standing.load_id) == (batch, "first")
         assert loads.offer("second", loads.stage("second", _rows(b"a")), batch=batch) is None
         assert values(topic.read()) == [b"a"]
+
+    def test_the_id_of_a_backfill_stands_for_its_rows_for_ever(self, log: Log) -> None:
+        topic = log.create_topic("shop/orders")
+        loads = log.loads_of("shop/orders")
+        plan = BackfillPlan(fingerprint="0a", loads=2)
+
+        before = loads.backfill("old.orders_1")
+        begun = loads.begin_backfill("old.orders_1", plan)
+        batch = LoadBatch(query_id=begun.query_id, batch_id=0)
+        loads.offer("first", loads.stage("first", _rows(b"a")), batch=batch)
+        loads.attach("first")
+        loads.wait("first", PATIENT_S)
+
+        assert (before.plan, before.done, before.query_id) == (None, 0, begun.query_id)
+        assert (begun.plan, begun.done) == (plan, 0)
+        assert loads.begin_backfill("old.orders_1", plan) == loads.backfill("old.orders_1")
+        assert (loads.backfill("old.orders_1").plan, loads.backfill("old.orders_1").done) == (plan, 1)
+        for other in (BackfillPlan(fingerprint="0b", loads=2), BackfillPlan(fingerprint="0a", loads=1)):
+            with pytest.raises(Conflict):
+                loads.begin_backfill("old.orders_1", other)
+        assert loads.begin_backfill("another", BackfillPlan(fingerprint="0b", loads=2)).done == 0
+        assert values(topic.read()) == [b"a"]
+        for wrong in ("a/b", "", "a" * 65, "ä"):
+            with pytest.raises(Invalid):
+                loads.backfill(wrong)
+        with pytest.raises(UnknownTopic):
+            log.loads_of("shop/none").begin_backfill("one", plan)
 
     def test_a_bulk_load_that_is_unknown_or_wrong_is_refused(self, log: Log) -> None:
         log.create_topic("shop/orders")
