@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,7 +11,16 @@ from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.spark.pipelines.file.document import Fields, Flaws, Word, flawed
 from forebay.spark.pipelines.file.model import Output, Overwrite, Pipeline
 from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
-from forebay.spark.pipelines.kinds.tables import TableBatches, check_overwrite, how_written, parse_overwrite
+from forebay.spark.pipelines.kinds.tables import (
+    TableBatches,
+    check_absent,
+    check_overwrite,
+    how_written,
+    parse_overwrite,
+    parse_table,
+    write_batch,
+    write_stream,
+)
 from forebay.spark.pipelines.outline import SourceOutline
 from forebay.spark.tables.delta_files import look_up_delta
 from forebay.spark.tables.formats import DELTA
@@ -20,6 +28,8 @@ from forebay.spark.tables.open_table import OpenTable
 from forebay.spark.values.schema import TableColumn
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -43,11 +53,8 @@ class DeltaSource:
 
     @classmethod
     def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> DeltaSource | None:
-        table = fields.required(word, "shop.customers")
-        if table is None:
-            return None
-        _check_name(fields, table)
-        return cls(name=name, table=table, choice=Choice.parse(fields))
+        found = parse_table(fields, word, _check_name)
+        return cls(name=name, table=found[0], choice=found[1]) if found is not None else None
 
     @property
     def columns(self) -> tuple[TableColumn, ...] | None:
@@ -121,31 +128,23 @@ class DeltaSink:
         check_overwrite(flaws, pipeline, self.name, self.overwrite)
 
     def look(self, flaws: Flaws, context: Context) -> None:
-        if context.streams or self.overwrite is not Overwrite.CREATE:
-            return
-        with contextlib.closing(self._opened(context)) as table:
-            if table.table.look():
-                flaws.add(
-                    self.target.place, f"{self.target} is there already: write `write: append` or `write: overwrite`"
-                )
+        if not context.streams and self.overwrite is Overwrite.CREATE:
+            check_absent(flaws, self.target, self._opened(context))
 
     def rows(self, frame: DataFrame) -> DataFrame:
         return frame
 
     def write(self, rows: DataFrame, context: Context) -> None:
-        with contextlib.closing(self._opened(context)) as table:
-            table.tidy()
-            table.put(rows, overwrite=self.overwrite is Overwrite.OVERWRITE)
+        write_batch(rows, self._opened(context), self.overwrite)
 
     def _opened(self, context: Context) -> OpenTable:
         return OpenTable(context.location, self.writes(context.pipeline), table_format=DELTA)
 
     def stream(
-        self, writer: DataStreamWriter, context: Context, started: Future[str], closing: contextlib.ExitStack
+        self, writer: DataStreamWriter, context: Context, started: Future[str], closing: ExitStack
     ) -> DataStreamWriter:
         batches = TableBatches(context.location, self.writes(context.pipeline), DELTA, started)
-        closing.callback(batches.close)
-        return writer.foreachBatch(batches.put).outputMode("append")
+        return write_stream(writer, batches, closing)
 
 
 def _full_name(pipeline: Pipeline, written: Word) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -13,10 +12,14 @@ from forebay.spark.pipelines.file.model import Output, Overwrite, Pipeline
 from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
 from forebay.spark.pipelines.kinds.tables import (
     TableBatches,
+    check_absent,
     check_overwrite,
     check_table_name,
     how_written,
     parse_overwrite,
+    parse_table,
+    write_batch,
+    write_stream,
 )
 from forebay.spark.pipelines.outline import SourceOutline
 from forebay.spark.tables.catalog import look_up_table, table_names
@@ -26,6 +29,8 @@ from forebay.spark.tables.open_table import OpenTable
 from forebay.spark.values.schema import TableColumn
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -47,11 +52,8 @@ class IcebergSource:
 
     @classmethod
     def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> IcebergSource | None:
-        table = fields.required(word, "shop.customers")
-        if table is None:
-            return None
-        check_table_name(fields, table)
-        return cls(name=name, table=table, choice=Choice.parse(fields))
+        found = parse_table(fields, word, check_table_name)
+        return cls(name=name, table=found[0], choice=found[1]) if found is not None else None
 
     @property
     def columns(self) -> tuple[TableColumn, ...] | None:
@@ -120,21 +122,20 @@ class IcebergSink:
         check_overwrite(flaws, pipeline, self.name, self.overwrite)
 
     def look(self, flaws: Flaws, context: Context) -> None:
-        is_new = context.streams or self.overwrite is not Overwrite.CREATE
-        if not is_new and look_up_table(context.location, str(self.target)):
-            flaws.add(self.target.place, f"{self.target} is there already: write `write: append` or `write: overwrite`")
+        if not context.streams and self.overwrite is Overwrite.CREATE:
+            check_absent(flaws, self.target, self._opened(context))
 
     def rows(self, frame: DataFrame) -> DataFrame:
         return frame
 
     def write(self, rows: DataFrame, context: Context) -> None:
-        with contextlib.closing(OpenTable(context.location, str(self.target))) as table:
-            table.tidy()
-            table.put(rows, overwrite=self.overwrite is Overwrite.OVERWRITE)
+        write_batch(rows, self._opened(context), self.overwrite)
+
+    def _opened(self, context: Context) -> OpenTable:
+        return OpenTable(context.location, str(self.target), table_format=ICEBERG)
 
     def stream(
-        self, writer: DataStreamWriter, context: Context, started: Future[str], closing: contextlib.ExitStack
+        self, writer: DataStreamWriter, context: Context, started: Future[str], closing: ExitStack
     ) -> DataStreamWriter:
         batches = TableBatches(context.location, str(self.target), ICEBERG, started)
-        closing.callback(batches.close)
-        return writer.foreachBatch(batches.put).outputMode("append")
+        return write_stream(writer, batches, closing)

@@ -1,12 +1,15 @@
-"""What kinds of tables have in common: the name of one, the word `write`, and each batch of a stream once."""
+"""What kinds of tables have in common: the words of one, a batch into it, and each batch of a stream once."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from forebay.spark.pipelines.file.document import Fields, Flaws, Word
 from forebay.spark.pipelines.file.model import Mode, Overwrite, Pipeline
+from forebay.spark.pipelines.kinds.choice import Choice
 from forebay.spark.place.location import Location
 from forebay.spark.tables.open_table import OpenTable, QueryBatch
 
@@ -14,10 +17,23 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 START_SECONDS: Final = 120
 """How long a first batch waits for the id of the query that it belongs to."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
+
+
+def parse_table(fields: Fields, word: str, check: Callable[[Fields, Word], None]) -> tuple[Word, Choice] | None:
+    """The table that a source names by `word`, and what it takes of it; `None` if it names none.
+
+    `check` notes a name that no table of the format has.
+    """
+    table = fields.required(word, "shop.customers")
+    if table is None:
+        return None
+    check(fields, table)
+    return table, Choice.parse(fields)
 
 
 def parse_overwrite(fields: Fields) -> Overwrite:
@@ -40,6 +56,26 @@ def check_overwrite(flaws: Flaws, pipeline: Pipeline, name: Word, overwrite: Ove
 def how_written(pipeline: Pipeline, format_word: str, overwrite: Overwrite) -> str:
     """For the plan."""
     return format_word if pipeline.mode is Mode.STREAMING else f"{format_word}, {overwrite}"
+
+
+def check_absent(flaws: Flaws, target: Word, opened: OpenTable) -> None:
+    """Note a table that is there, and close it."""
+    with contextlib.closing(opened):
+        if opened.table.look():
+            flaws.add(target.place, f"{target} is there already: write `write: append` or `write: overwrite`")
+
+
+def write_batch(rows: DataFrame, opened: OpenTable, overwrite: Overwrite) -> None:
+    """Bring the rows of a batch into a table, and close it."""
+    with contextlib.closing(opened):
+        opened.tidy()
+        opened.put(rows, overwrite=overwrite is Overwrite.OVERWRITE)
+
+
+def write_stream(writer: DataStreamWriter, batches: TableBatches, closing: contextlib.ExitStack) -> DataStreamWriter:
+    """The writer of a query whose batches go into a table; `closing` closes that."""
+    closing.callback(batches.close)
+    return writer.foreachBatch(batches.put).outputMode("append")
 
 
 class TableBatches:
