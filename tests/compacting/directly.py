@@ -19,7 +19,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection import verify
 from forebay.inspection.findings import Severity
 from forebay.spark.jobs.compaction import compact, written
-from forebay.spark.jobs.reports import JobReport
+from forebay.spark.jobs.report import JobReport
 from forebay.spark.jobs.superseding import KeyUnit, looked_through
 from forebay.spark.place.location import Location
 from forebay.storage import Storage, Topic

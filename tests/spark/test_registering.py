@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from forebay.cleanup.tables import TableObjects
 from forebay.errors import Conflict, Unsupported
 from forebay.spark.jobs import register
-from forebay.spark.jobs.reports import JobReport
+from forebay.spark.jobs.report import JobReport
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.tables.catalog import find_table, identifier, look_up_table, open_catalog

@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 
 from forebay.errors import Conflict
 from forebay.spark.jobs import register
-from forebay.spark.jobs.reports import JobReport
+from forebay.spark.jobs.report import JobReport
 from forebay.spark.place.location import Location
 from forebay.spark.tables.commit import TableChange, commit
 from forebay.spark.tables.delta import DeltaLakeTable

@@ -21,7 +21,7 @@ from forebay.cli.spark import location_of, spark_session
 from forebay.cli.terminal import Meter, meter, say
 
 if TYPE_CHECKING:
-    from forebay.spark.jobs.reports import JobReport
+    from forebay.spark.jobs.report import JobReport
     from forebay.spark.place.location import Location
     from forebay.spark.start.session import Session
 

@@ -20,7 +20,7 @@ if _typing.TYPE_CHECKING:
     from forebay.spark.jobs.profile import run as profile
     from forebay.spark.jobs.register import run as register
     from forebay.spark.jobs.reindex import run as reindex
-    from forebay.spark.jobs.reports import JobReport
+    from forebay.spark.jobs.report import JobReport
     from forebay.spark.jobs.scrub import run as scrub
     from forebay.spark.jobs.sources import Files, Frame, Table
     from forebay.spark.place.location import Location
@@ -57,7 +57,7 @@ _HOMES = {
     "Files": "forebay.spark.jobs.sources:Files",
     "ForebayDataSource": "forebay.spark.source:ForebayDataSource",
     "Frame": "forebay.spark.jobs.sources:Frame",
-    "JobReport": "forebay.spark.jobs.reports:JobReport",
+    "JobReport": "forebay.spark.jobs.report:JobReport",
     "Location": "forebay.spark.place.location:Location",
     "Rules": "forebay.compacting.planning:Rules",
     "Table": "forebay.spark.jobs.sources:Table",

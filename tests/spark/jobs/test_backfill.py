@@ -17,7 +17,7 @@ import forebay
 from forebay.errors import Conflict, Invalid, UnknownTopic
 from forebay.loads.book import LoadBook
 from forebay.spark.jobs import backfill
-from forebay.spark.jobs.reports import JobReport
+from forebay.spark.jobs.report import JobReport
 from forebay.spark.jobs.sources import Files, Frame, Table
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened

@@ -24,7 +24,7 @@ from forebay.clock import SystemClock
 from forebay.errors import Conflict, Fenced, Invalid, Unavailable
 from forebay.metadata.leases import Lease, leased
 from forebay.spark.jobs import lake
-from forebay.spark.jobs.reports import JobReport
+from forebay.spark.jobs.report import JobReport
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.tables.catalog import open_catalog

@@ -20,7 +20,7 @@ from forebay.metadata import Put
 from forebay.spark.jobs import migrate
 from forebay.spark.jobs.compaction import compact
 from forebay.spark.jobs.copying import copy
-from forebay.spark.jobs.shards import refs_at
+from forebay.spark.jobs.report import refs_at
 from forebay.spark.jobs.units import UnitOutcome
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened

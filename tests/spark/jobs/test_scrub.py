@@ -14,9 +14,8 @@ from forebay.catalog import ShardCatalog
 from forebay.errors import Invalid, UnknownTopic
 from forebay.inspection.findings import Severity
 from forebay.spark.jobs import scrub
-from forebay.spark.jobs.notes import Notes
-from forebay.spark.jobs.reports import JobReport
-from forebay.spark.jobs.shards import refs_at
+from forebay.spark.jobs.report import JobReport, refs_at
+from forebay.spark.jobs.resume import Notes
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.testing.clock import ManualClock

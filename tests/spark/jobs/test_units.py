@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from forebay.errors import Corrupt
 from forebay.inspection.findings import Finding, Severity
 from forebay.spark.jobs import units as units_module
-from forebay.spark.jobs.reports import JobReport, Part, summed
+from forebay.spark.jobs.report import JobReport, Part, summed
 from forebay.spark.jobs.units import UnitOutcome, spread
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # no tests there

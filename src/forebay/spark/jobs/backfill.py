@@ -20,7 +20,7 @@ from forebay.clock import SystemClock
 from forebay.errors import Invalid, UnknownLoad
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import Sink
-from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen, summed
+from forebay.spark.jobs.report import Figure, JobProgress, JobReport, Part, Unseen, summed
 from forebay.spark.jobs.sources import Source
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened

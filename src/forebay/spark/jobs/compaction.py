@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.appends.producer_window import ProducerWindow
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import SystemClock
 from forebay.compacting.merging import SegmentTarget, merge
 from forebay.compacting.passes import Passes, ShardLease, Unit
@@ -26,10 +27,8 @@ from forebay.format.metadata.vectors import deleted_by, vectors_of
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.metadata.leases import Lease, leased
 from forebay.places import is_private, loads_name, local_name
-from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, summed
-from forebay.spark.jobs.shards import refs_at
+from forebay.spark.jobs.report import Figure, JobProgress, JobReport, Part, refs_at, summed
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
-from forebay.spark.jobs.sweeping import is_owned, sweep_unowned
 from forebay.spark.jobs.units import spread
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened
@@ -272,3 +271,35 @@ def written(location: Location, unit: Unit) -> SegmentDescriptor:
             token=found.clock.random_bytes(TOKEN_BYTES).hex(),
             window=ProducerWindow(*unit.window),
         )
+
+
+def is_owned(found: Opened, ref: ShardRef) -> bool:
+    """Whether a living process has the shard: then that one sweeps."""
+    stored = found.catalog(ref).state()
+    owner = stored.state.owner if stored is not None else None
+    return owner is not None and found.metadata.session_alive(owner)
+
+
+def sweep_unowned(found: Opened, ref: ShardRef, lease: Lease) -> int:
+    """Remove objects of a shard that are needed no more, by the rules that its owner has; how many. None if it has one.
+
+    `lease` is that of the compaction of the shard: no other job may be about to name what lies there.
+    """
+    if is_owned(found, ref):
+        return 0
+    places = found.places
+    cleanup = ObjectCleanup(found.metadata, found.settings, places, found.clock)
+
+    def is_compacting() -> bool:
+        # Asked once the objects are listed: what was listed while another had the lease is not ours to judge.
+        lease.check()
+        return False
+
+    removed: list[str] = []
+    if found.directory is not None:
+        removed += cleanup.collect_private(ref, is_compacting)
+        removed += cleanup.collect_loads(ref, places.loads, is_compacting)
+    if found.settings.is_shared and places.store is not None:
+        removed += cleanup.collect_shared(ref, is_compacting)
+        removed += cleanup.collect_loads(ref, places.store, is_compacting)
+    return len(removed)

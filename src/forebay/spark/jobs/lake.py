@@ -17,7 +17,7 @@ from forebay.errors import Invalid
 from forebay.format.metadata.keys import lake_key
 from forebay.metadata.leases import leased
 from forebay.spark.jobs.frames import frame_of, look_at
-from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen
+from forebay.spark.jobs.report import Figure, JobProgress, JobReport, Part, Unseen
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.reading.snapshot import Snapshot

@@ -28,8 +28,7 @@ from forebay.loads.book import LoadBook
 from forebay.metadata.leases import Lease, leased
 from forebay.places import is_private
 from forebay.spark.jobs.copying import CopiedObjects, Errand, copy, has_index
-from forebay.spark.jobs.reports import JobProgress, JobReport, summed
-from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
+from forebay.spark.jobs.report import JobProgress, JobReport, JobShard, findings_of, parts_of, refs_at, summed
 from forebay.spark.jobs.units import spread
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.errors import Unsupported
-from forebay.spark.jobs.reports import Part
+from forebay.spark.jobs.report import Part
 from forebay.spark.jobs.tallies import LATE_SECONDS, Tally, merged
 
 if TYPE_CHECKING:

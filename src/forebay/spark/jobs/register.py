@@ -18,7 +18,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.metadata.keys import registrar_key
 from forebay.format.parquet.file import SCHEMA
 from forebay.metadata.leases import Lease, leased
-from forebay.spark.jobs.reports import JobReport, Part
+from forebay.spark.jobs.report import JobReport, Part
 from forebay.spark.place.addresses import address_of, key_of
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened

@@ -27,8 +27,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection.findings import Report as Exam
 from forebay.inspection.objects import ObjectExam
 from forebay.places import is_private
-from forebay.spark.jobs.reports import JobProgress, JobReport, summed
-from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
+from forebay.spark.jobs.report import JobProgress, JobReport, JobShard, findings_of, parts_of, refs_at, summed
 from forebay.spark.jobs.units import spread
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened

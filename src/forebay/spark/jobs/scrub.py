@@ -29,9 +29,8 @@ from forebay.inspection.objects import ObjectExam
 from forebay.inspection.recorded import HistoryPlaces, judge
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.steps import Action, Step
-from forebay.spark.jobs.notes import Notes
-from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, summed
-from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
+from forebay.spark.jobs.report import Figure, JobProgress, JobReport, JobShard, findings_of, parts_of, refs_at, summed
+from forebay.spark.jobs.resume import Notes
 from forebay.spark.jobs.units import spread
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened

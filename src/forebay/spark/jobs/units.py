@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from forebay.decoders import unpacked
-from forebay.spark.jobs.reports import JobProgress, Unseen
+from forebay.spark.jobs.report import JobProgress, Unseen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
