@@ -160,6 +160,26 @@ def test_values_that_do_not_fit_fail_the_run_or_are_dropped_or_kept(spark: Spark
     ]
 
 
+@pytest.mark.parametrize("bad", ["fail", "drop", "keep"])
+def test_a_column_may_have_a_dot_a_space_or_a_backtick_in_its_name(
+    spark: SparkSession, tmp_path: Path, bad: str
+) -> None:
+    """With `badRecords: keep` a name with a dot was taken for a field of a struct."""
+    with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
+        log.create_topic("shop/orders").append_many([b'{"a.b": 1, "c d": {"e.f": 2}, "g`h": "x"}'])
+    schema = "`a.b` INT, `c d` STRUCT<`e.f`: INT>, `g``h` STRING"
+    source = f"    topic: shop/orders\n    format: json\n    schema: '{schema}'\n    badRecords: {bad}"
+    sinks = "sinks:\n  - {name: all, from: orders, table: all}\n  - {name: some, from: few, table: some}\n"
+    few = source.replace("shop/orders", "shop/orders\n    columns: ['g`h', a.b]")
+    text = _pipeline(source, sinks).replace("sinks:", f"  - name: few\n{few}\nsinks:", 1)
+
+    _run(spark, tmp_path, text)
+
+    (row,) = spark.read.parquet(str(tmp_path / "all")).collect()
+    assert (row["a.b"], row["c d"]["e.f"], row["g`h"]) == (1, 2, "x")
+    assert [tuple(row) for row in spark.read.parquet(str(tmp_path / "some")).collect()] == [("x", 1)]
+
+
 def test_avro_in_and_out(spark: SparkSession, home: Path) -> None:
     source = "    topic: shop/avro\n    format: avro\n    schema: order.avsc"
     sink = (

@@ -100,6 +100,37 @@ def test_words_that_do_not_fit_are_reported_with_their_line(home: Path, before: 
     assert [one for one in flaws if one.startswith(flaw)] != [], flaws
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("table: ./out, format: delta", "table: out/../out/, format: delta"),
+        ("table: ./out, format: delta", "table: 'file:{home}/out'"),
+        ("table: ./out, format: delta", "table: 'file://{home}//out', format: delta"),
+        ("table: link/out", "table: out"),
+        ("table: 's3a://b/t', format: delta", "table: 's3://b//t/', format: delta"),
+        ("table: shop.copy, format: delta", "table: ./data/tables/delta/shop/copy, format: delta"),
+    ],
+)
+def test_two_sinks_of_one_table_are_refused_however_each_names_it(home: Path, one: str, other: str) -> None:
+    (home / "link").symlink_to(home)
+    sinks = f"  - {{name: one, from: orders, {one}, write: overwrite}}\n  - {{name: other, from: orders, {other}}}\n"
+    text = PIPELINE.partition("  - {name: out")[0] + sinks.replace("{home}", str(home))
+
+    flaws = flaws_of(home, text, outline)
+
+    assert [flaw for flaw in flaws if flaw.endswith("sink one writes the same table: give each its own")], flaws
+    read = flaws_of(home, text.replace("./in", f"file:{home}/link/in").replace(one, "table: in"), outline)
+    assert [flaw for flaw in read if flaw.endswith("source orders reads the table that sink one writes")], read
+
+
+def test_tables_of_one_name_in_two_formats_are_two(home: Path) -> None:
+    sinks = "".join(
+        f"  - {{name: {kind}, from: orders, table: shop.copy, format: {kind}}}\n" for kind in ("delta", "iceberg")
+    )
+
+    assert flaws_of(home, PIPELINE.partition("  - {name: out")[0] + sinks, outline) == []
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_batch_adds_replaces_or_refuses_and_a_table_is_a_source(spark: SparkSession, home: Path) -> None:

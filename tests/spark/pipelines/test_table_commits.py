@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
 from pyiceberg.manifest import ManifestFile
@@ -21,8 +23,10 @@ from forebay.errors import Conflict, Invalid
 from forebay.spark.pipelines.kinds.tables import TableBatches
 from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import DATABASE, look_up_table
+from forebay.spark.tables.delta_files import look_up_delta
 from forebay.spark.tables.file_writer import Written, write_rows
-from forebay.spark.tables.formats import ICEBERG
+from forebay.spark.tables.files import files_of
+from forebay.spark.tables.formats import DELTA, FORMATS, ICEBERG
 from forebay.spark.tables.lake_table import TableTarget
 from forebay.spark.tables.open_table import OpenTable, QueryBatch
 from forebay.spark.tables.targets import TableBatch as LakeBatch
@@ -138,6 +142,73 @@ def test_of_two_who_commit_at_once_one_is_refused(location: Location, monkeypatc
         one.put(_ids(1), batch=QueryBatch("query", 1))
 
     assert _found(location) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_a_new_table_is_made_by_one_alone_and_takes_no_rows_of_others_meanwhile(
+    location: Location, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """`write: create` added its rows to a table that had come between the look and the write."""
+    with (
+        closing(OpenTable(location, NAME, table_format=kind)) as one,
+        closing(OpenTable(location, NAME, table_format=kind)) as other,
+    ):
+        one.put(_ids(0), new=True)
+        for table in (one, other):
+            with pytest.raises(
+                Conflict, match=r"shop\.copy is there already, and nothing was added to it"
+            ):
+                table.put(_ids(1), new=True)
+    assert _rows(location, NAME, kind) == [0]
+
+    with (
+        closing(OpenTable(location, "shop.next", table_format=kind)) as one,
+        closing(OpenTable(location, "shop.next", table_format=kind)) as other,
+    ):
+        commit = one.commit
+
+        def behind_the_other(*args: Any, **more: Any) -> None:
+            other.put(_ids(7))
+            commit(*args, **more)
+
+        monkeypatch.setattr(one, "commit", behind_the_other)
+        with pytest.raises(Conflict, match="was changed by another job meanwhile"):
+            one.put(_ids(1), new=True)
+    assert _rows(location, "shop.next", kind) == [7]
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_of_many_that_make_a_new_table_at_once_one_does(location: Location, kind: str) -> None:
+    together = threading.Barrier(4)
+
+    def put(number: int) -> bool:
+        with closing(OpenTable(location, NAME, table_format=kind)) as table:
+            together.wait(60)
+            try:
+                table.put(_ids(number), new=True)
+            except Conflict:
+                return False
+            return True
+
+    with closing(OpenTable(location, "shop.other", table_format=kind)) as other:
+        other.put(_ids(0))  # the catalog itself is there
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(put, range(4)))
+
+    assert made.count(True) == 1
+    assert _rows(location, NAME, kind) == [made.index(True)]
+
+
+def _rows(location: Location, name: str, kind: str) -> list[Any]:
+    found = look_up_delta(location, name) if kind == DELTA else files_of(_present(location, name))
+    assert found is not None
+    return sorted(row for file in found.files for row in pq.read_table(file.removeprefix("file://"))["id"].to_pylist())
+
+
+def _present(location: Location, name: str) -> Any:
+    table = look_up_table(location, name)
+    assert table is not None
+    return table
 
 
 class _Held:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from forebay.errors import Invalid
-from forebay.spark.pipelines.file.checking import check_columns
+from forebay.spark.pipelines.file.checking import check_columns, check_targets
 from forebay.spark.pipelines.file.document import Flaws, flawed, option_place
 from forebay.spark.pipelines.file.model import Mode, Pipeline
 from forebay.spark.place.location import Location
@@ -86,5 +86,7 @@ def look_around(context: Context) -> dict[str, tuple[TableColumn, ...]]:
     for name in pipeline.spark:
         if not name.startswith("spark."):
             flaws.add(name.place, f"{name} is not a setting of Spark: they begin with `spark.`")
+    flaws.raise_if_any()
+    check_targets(flaws, pipeline, context.location)
     flaws.raise_if_any()
     return found

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from forebay.spark.pipelines.file.model import BadRecords, Format, Schema
 from forebay.spark.values.decoding import failing, with_columns, without_bad
+from forebay.spark.values.schema import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,7 +29,7 @@ def decoded(frame: DataFrame, source: TopicSource) -> DataFrame:
     assert source.schema is not None
     rows = with_columns(frame, source.schema.ddl, source.schema.avro if source.format is Format.AVRO else None)
     if source.bad_records is BadRecords.KEEP:
-        return rows.select(*(name for name, _ in source.columns))
+        return rows.select(*(quoted(name) for name, _ in source.columns))
     if source.bad_records is BadRecords.DROP:
         return without_bad(rows)
     return failing(rows, f"source {source.name}")
@@ -41,7 +42,7 @@ def encoded_avro(frame: DataFrame, schema: Schema) -> DataFrame:
         (field.name, "binary" if field.name == "value" else field.dataType.simpleString())
         for field in frame.schema.fields
     )
-    return frame.mapInArrow(_writing(schema.avro), ", ".join(f"`{name}` {kind}" for name, kind in kinds))
+    return frame.mapInArrow(_writing(schema.avro), ", ".join(f"{quoted(name)} {kind}" for name, kind in kinds))
 
 
 def _writing(avro: Mapping[str, Any]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -5,8 +5,9 @@ Knows what the names of stores in descriptors mean for a location; opens nothing
 
 from __future__ import annotations
 
+import posixpath
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from forebay.format.metadata.descriptor import SegmentDescriptor
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 FILE: Final = "file://"
 _SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs"}
+_SPARK_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
+"""Other words for a scheme that mean the same store."""
 _PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
 """What Spark takes for more than itself in the name of a file to read."""
 
@@ -38,6 +41,14 @@ def key_of(found: Opened | BrokerPlace, address: str) -> str | None:
 def literal(address: str) -> str:
     """The address as it is given to Spark's readers, which otherwise take some characters in it for a pattern."""
     return _PATTERN.sub(r"\\\g<0>", address)
+
+
+def canonical(address: str) -> str:
+    """One name for one place: a path without links, also of `file:`; else the URL without needless slashes."""
+    scheme, separator, rest = address.partition(":/")
+    if not separator or scheme == "file":
+        return str(Path(f"/{rest}" if separator else address).resolve())
+    return f"{_SPARK_SCHEMES.get(scheme, scheme)}:/{posixpath.normpath(rest)}"
 
 
 def _prefixes(found: Opened | BrokerPlace) -> dict[str, str]:

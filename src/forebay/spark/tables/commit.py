@@ -79,8 +79,11 @@ class FormatTable(Protocol):
     def look(self) -> bool:
         """Look at the table as it is now; whether there is one. Nothing is made."""
 
-    def make(self, schema: pa.Schema, properties: Mapping[str, str]) -> None:
-        """Look at the table, and make it with these columns and properties if there is none."""
+    def make(self, schema: pa.Schema, properties: Mapping[str, str], *, new: bool = False) -> None:
+        """Look at the table, and make it with these columns and properties if there is none.
+
+        With `new` a table that is there is a `Conflict`: of two that make it at once, one is refused.
+        """
 
     def fit(self, schema: pa.Schema) -> None:
         """Add columns that are new. `Invalid` names the table, the column and both types if one changed."""
@@ -151,6 +154,13 @@ def commit(
         else:
             return
     raise Unavailable(f"{table.name} was changed {ATTEMPTS} times by others while it was committed to; run it again")
+
+
+def already_there(name: str) -> Conflict:
+    """Why a table that must be new is not made."""
+    return Conflict(
+        f"the table {name} is there already, and nothing was added to it: append to it, overwrite it, or name another"
+    )
 
 
 def _check_topic(table: FormatTable, change: TableChange) -> None:

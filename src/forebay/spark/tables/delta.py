@@ -25,7 +25,16 @@ from forebay.settings import TableSettings
 from forebay.spark.place.addresses import FILE
 from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import file_properties, files_io, warehouse_of
-from forebay.spark.tables.commit import OFFSETS, TOPIC, TOPIC_ID, Overtaken, Ranges, TableChange, decode_ranges
+from forebay.spark.tables.commit import (
+    OFFSETS,
+    TOPIC,
+    TOPIC_ID,
+    Overtaken,
+    Ranges,
+    TableChange,
+    already_there,
+    decode_ranges,
+)
 from forebay.spark.tables.delta_stats import stats_of
 from forebay.spark.tables.upkeep import remove_unnamed
 
@@ -116,8 +125,10 @@ class DeltaLakeTable:
             options["AWS_ALLOW_HTTP"] = "true"
         return options
 
-    def make(self, schema: pa.Schema, properties: Mapping[str, str]) -> None:
+    def make(self, schema: pa.Schema, properties: Mapping[str, str], *, new: bool = False) -> None:
         if self.look():
+            if new:
+                raise already_there(self.name)
             self._check_writable()
             return
         _require()
@@ -139,8 +150,10 @@ class DeltaLakeTable:
                 raise_if_key_not_exists=False,
             )
         except DeltaError as error:
-            if not self.look():  # else another was faster
+            if not self.look():
                 raise Unavailable(f"the Delta table {self.address} cannot be made: {error}") from error
+            if new:  # another was faster
+                raise already_there(self.name) from error
         self._sync(0)
         self.look()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.errors import Unavailable, Unsupported
 from forebay.spark.place.addresses import FILE, literal
+from forebay.spark.values.schema import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,7 @@ class TableFiles:
     @property
     def ddl(self) -> str:
         """The columns as Spark reads a schema."""
-        return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in self.columns)
+        return ", ".join(f"{quoted(name)} {kind}" for name, kind in self.columns)
 
     def frame(self, spark: SparkSession, files: tuple[str, ...] | None = None) -> DataFrame:
         """The rows of all files, or of these; a column that a file does not have yet is null."""
@@ -81,7 +82,7 @@ def _type(table: str, column: str, kind: IcebergType) -> str:
     from pyiceberg.types import DecimalType, FixedType, ListType, MapType, StructType
 
     if isinstance(kind, StructType):
-        fields = (f"`{one.name}`: {_type(table, f'{column}.{one.name}', one.field_type)}" for one in kind.fields)
+        fields = (f"{quoted(one.name)}: {_type(table, f'{column}.{one.name}', one.field_type)}" for one in kind.fields)
         return f"struct<{', '.join(fields)}>"
     if isinstance(kind, ListType):
         return f"array<{_type(table, column, kind.element_type)}>"

@@ -19,7 +19,16 @@ from forebay.settings import TableSettings
 from forebay.spark.place.location import Location
 from forebay.spark.tables import upkeep
 from forebay.spark.tables.catalog import find_table, look_up_table, open_catalog
-from forebay.spark.tables.commit import OFFSETS, TOPIC, TOPIC_ID, Overtaken, Ranges, TableChange, decode_ranges
+from forebay.spark.tables.commit import (
+    OFFSETS,
+    TOPIC,
+    TOPIC_ID,
+    Overtaken,
+    Ranges,
+    TableChange,
+    already_there,
+    decode_ranges,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -54,10 +63,18 @@ class IcebergTable:
             self._found = find_table(self._catalog, self._identifier)
         return self._found is not None
 
-    def make(self, schema: pa.Schema, properties: Mapping[str, str]) -> None:
+    def make(self, schema: pa.Schema, properties: Mapping[str, str], *, new: bool = False) -> None:
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
         catalog, name = self._connect(), self._identifier
         catalog.create_namespace_if_not_exists(name.rpartition(".")[0] if isinstance(name, str) else name[:1])
-        self._found = catalog.create_table_if_not_exists(name, schema, properties=dict(properties))
+        if not new:
+            self._found = catalog.create_table_if_not_exists(name, schema, properties=dict(properties))
+            return
+        try:
+            self._found = catalog.create_table(name, schema, properties=dict(properties))
+        except TableAlreadyExistsError as error:
+            raise already_there(self.name) from error
 
     def _connect(self) -> Catalog:
         if self._catalog is None:

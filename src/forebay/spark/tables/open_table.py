@@ -47,14 +47,19 @@ class OpenTable:
         self._settings = location.settings().table
         self._clock = SystemClock()
 
-    def put(self, rows: DataFrame, *, batch: QueryBatch | None = None, overwrite: bool = False) -> None:
-        """Add the rows, all at once, or put them in the place of what is there. A batch is added only once."""
-        schema = self.make(schema_of(rows))
+    def put(
+        self, rows: DataFrame, *, batch: QueryBatch | None = None, overwrite: bool = False, new: bool = False
+    ) -> None:
+        """Add the rows, all at once, or put them in the place of what is there. A batch is added only once.
+
+        With `new` the table is made for them: `Conflict` if it is there, or if another writes into it meanwhile.
+        """
+        schema = self.make(schema_of(rows), new=new)
         if batch is not None and self.table.last_batch(batch.query_id) >= batch.number:
             return
         folder = self.table.folder(FOLDER)
         reports = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
-        self.commit([row.path for row in reports], batch, overwrite=overwrite)
+        self.commit([row.path for row in reports], batch, overwrite=overwrite, new=new)
         try:
             self.table.expire(self._settings, self._clock.now_ms(), at_least=EXPIRED_AT_LEAST)
         except Exception as error:  # noqa: BLE001 - the rows are in: a caller that gets a failure adds them once more
@@ -71,18 +76,18 @@ class OpenTable:
         """Give back what is held."""
         self.table.close()
 
-    def make(self, schema: pa.Schema) -> pa.Schema:
+    def make(self, schema: pa.Schema, *, new: bool = False) -> pa.Schema:
         """Make the table if there is none, and the columns as its files have them; `Invalid` if they do not fit it."""
-        self.table.make(schema, {})
+        self.table.make(schema, {}, new=new)
         return self.table.check(schema)
 
-    def commit(self, files: list[str], batch: QueryBatch | None, *, overwrite: bool) -> None:
+    def commit(self, files: list[str], batch: QueryBatch | None, *, overwrite: bool, new: bool = False) -> None:
         """Add files to the table as it was looked at."""
 
         def basis() -> object:
             known = self.table.last_batch(batch.query_id) if batch is not None else None
-            # What is put in the place of all rows is put in the place of those that were seen.
-            return known, self.table.version() if overwrite else None
+            # What is put in the place of all rows is put in the place of those that were seen; a new table has none.
+            return known, self.table.version() if overwrite or new else None
 
         commit(self.table, TableChange(added=files, replace=overwrite, batch=batch), basis=basis)
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import Invalid
 from forebay.spark.values.avro import AvroValues, columns_of_avro, read_avro_schema
+from forebay.spark.values.schema import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -134,7 +135,7 @@ class JsonDecoding:
         text = f.col(f"_parsed.{CORRUPT}")
         is_bad = f.col("value").isNull() | text.isNotNull()
         for name in self.required:
-            is_bad = is_bad | f.col(f"_parsed.`{name}`").isNull()
+            is_bad = is_bad | f.col(f"_parsed.{quoted(name)}").isNull()
         kept = f.when(is_bad, f.col("value")).alias("value")
         return parsed.select(*SOURCE_COLUMNS[:-1], kept, f.col("value").isNull().alias("_none"), "_parsed")
 
@@ -162,7 +163,7 @@ class AvroDecoding:
     def read(cls, path: str) -> AvroDecoding:
         avro = read_avro_schema(path)
         columns = columns_of_avro(avro)
-        fields = _fields(", ".join(f"`{name}` {kind}" for name, kind in columns))
+        fields = _fields(", ".join(f"{quoted(name)} {kind}" for name, kind in columns))
         return cls(avro, pa.schema([*PLACE, *(field.with_nullable(True) for field in fields)]))
 
     def select(self, frame: DataFrame) -> DataFrame:

@@ -54,6 +54,11 @@ class TableColumn(NamedTuple):
     type: str
 
 
+def quoted(name: str) -> str:
+    """A name as Spark's DDL and its functions take it, also one with a dot, a space or a backtick in it."""
+    return f"`{name.replace('`', '``')}`"
+
+
 class Malformed(Exception):
     """The text is no schema."""
 
@@ -140,7 +145,7 @@ def _type(text: str, kind: exp.DataType, at: int) -> str:
     """A type as Spark shows it; `at` is where its column stands."""
     name = _TYPES[kind.this.name]
     if name == "struct":
-        return f"struct<{','.join(f'{one.name}:{one.type}' for one in _fields(text, kind))}>"
+        return f"struct<{','.join(f'{_shown(one.name)}:{one.type}' for one in _fields(text, kind))}>"
     least, most, example = _INSIDE.get(name, (0, 0, name.upper()))
     if not least <= len(kind.expressions) <= most:
         raise _malformed(f"{kind.sql('spark')} is not a type: write it as {example}", text, at)
@@ -151,6 +156,10 @@ def _type(text: str, kind: exp.DataType, at: int) -> str:
         if not number.isdigit():
             raise _malformed(f"{number.lower()} is not a number: write {name.upper()} as {example}", text, at)
     return f"{name}({','.join(numbers)})" if numbers else name
+
+
+def _shown(name: str) -> str:
+    return name if name.isidentifier() else quoted(name)
 
 
 def _no_type(word: str) -> str:

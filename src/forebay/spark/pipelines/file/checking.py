@@ -1,4 +1,4 @@
-"""Whether the parts of a pipeline fit together: names, views, columns, what goes with its mode. Pure."""
+"""Whether the parts of a pipeline fit together: names, views, columns, what goes with its mode. Opens nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from forebay.spark.values.schema import TableColumn
 
 if TYPE_CHECKING:
     from forebay.spark.pipelines.kinds.protocol import PipelineSink, PipelineSource
+    from forebay.spark.place.location import Location
 
 
 def check_pipeline(pipeline: Pipeline) -> None:
@@ -25,7 +26,7 @@ def check_pipeline(pipeline: Pipeline) -> None:
     for sink in pipeline.sinks:
         sink.check(flaws, pipeline)
         check_columns(flaws, sink, _columns(sink, pipeline))
-    _check_targets(flaws, pipeline)
+    check_targets(flaws, pipeline, None)
     flaws.raise_if_any()
     if pipeline.mode is Mode.STREAMING:
         _check_streams(flaws, pipeline)
@@ -122,15 +123,19 @@ def _columns(sink: PipelineSink, pipeline: Pipeline) -> tuple[TableColumn, ...] 
     return None
 
 
-def _check_targets(flaws: Flaws, pipeline: Pipeline) -> None:
+def check_targets(flaws: Flaws, pipeline: Pipeline, location: Location | None) -> None:
+    """Note a table that two sinks write, or that a source reads and a sink writes, however each names it.
+
+    Some names, such as those of tables in a warehouse, are known by a location alone.
+    """
     taken: dict[str, PipelineSink] = {}
     for sink in (sink for sink in pipeline.sinks if sink.exclusive):
-        first = taken.setdefault(sink.writes(pipeline), sink)
+        first = taken.setdefault(sink.identity(pipeline, location), sink)
         if first is not sink:
             flaws.add(sink.target.place, f"sink {first.name} writes the same table: give each its own")
     for written, sink in taken.items():
         for source in pipeline.sources:
-            if written in source.reads(pipeline):
+            if written in source.identities(pipeline, location):
                 flaws.add(sink.target.place, f"source {source.name} reads the table that sink {sink.name} writes")
 
 
@@ -144,7 +149,7 @@ def _check_streams(flaws: Flaws, pipeline: Pipeline) -> None:
         if not feeding and unread.isdisjoint(reached):
             flaws.add(sink.view.place, f"no topic feeds sink {sink.name}: write `mode: batch`, or read a topic")
         for source in feeding:
-            if sink.writes(pipeline) in source.reads(pipeline):
+            if sink.identity(pipeline, None) in source.identities(pipeline, None):
                 flaws.add(
                     sink.target.place,
                     f"sink {sink.name} writes {sink.target}, which its source {source.name} reads: endless",

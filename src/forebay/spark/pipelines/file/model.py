@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.spark.pipelines.file.document import Place, Word
-from forebay.spark.values.schema import TableColumn
+from forebay.spark.values.schema import TableColumn, quoted
 
 if TYPE_CHECKING:
     from forebay.spark.pipelines.kinds.protocol import PipelineSink, PipelineSource
@@ -76,7 +76,7 @@ class Schema:
     @property
     def ddl(self) -> str:
         """The columns as Spark reads them."""
-        return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in self.columns)
+        return ", ".join(f"{quoted(name)} {kind}" for name, kind in self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

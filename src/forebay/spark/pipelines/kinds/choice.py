@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.spark.pipelines.failures import errors_at, require_column
 from forebay.spark.pipelines.file.document import Fields, Flaws, Word, hint
-from forebay.spark.values.schema import TableColumn
+from forebay.spark.values.schema import TableColumn, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,4 +60,4 @@ class Choice:
                 _ = frame.schema  # where analysis is lazy, it happens now
         for word in self.columns:
             require_column(frame, word, source)
-        return frame.select(*(f"`{word}`" for word in self.columns)) if self.columns else frame
+        return frame.select(*map(quoted, self.columns)) if self.columns else frame

@@ -22,6 +22,9 @@ from forebay.spark.pipelines.kinds.tables import (
     write_stream,
 )
 from forebay.spark.pipelines.outline import SourceOutline
+from forebay.spark.place.addresses import canonical
+from forebay.spark.place.location import Location
+from forebay.spark.tables.delta import address_of_table
 from forebay.spark.tables.delta_files import look_up_delta
 from forebay.spark.tables.formats import DELTA
 from forebay.spark.tables.open_table import OpenTable
@@ -62,6 +65,9 @@ class DeltaSource:
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
         return (_full_name(pipeline, self.table),)
+
+    def identities(self, pipeline: Pipeline, location: Location | None) -> tuple[str, ...]:
+        return (_identity(self.reads(pipeline)[0], location),)
 
     def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
         """Nothing more: its words were checked one by one."""
@@ -121,6 +127,9 @@ class DeltaSink:
     def writes(self, pipeline: Pipeline) -> str:
         return _full_name(pipeline, self.target)
 
+    def identity(self, pipeline: Pipeline, location: Location | None) -> str:
+        return _identity(self.writes(pipeline), location)
+
     def how(self, pipeline: Pipeline) -> str:
         return how_written(pipeline, DELTA, self.overwrite)
 
@@ -150,6 +159,13 @@ class DeltaSink:
 def _full_name(pipeline: Pipeline, written: Word) -> str:
     """A path as it is meant, relative to the file; a name as it is."""
     return pipeline.path_of(written) if "/" in written else str(written)
+
+
+def _identity(name: str, location: Location | None) -> str:
+    """The place of a table; of one in the warehouse its name, as long as that is not known."""
+    if "/" in name:
+        return canonical(name)
+    return f"{DELTA} {name}" if location is None else canonical(address_of_table(location, name))
 
 
 def _check_name(fields: Fields, name: Word) -> None:

@@ -17,6 +17,8 @@ from forebay.spark.pipelines.file.model import Pipeline, Schema
 from forebay.spark.pipelines.file.schemas import parse_ddl
 from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
 from forebay.spark.pipelines.outline import SourceOutline
+from forebay.spark.place.addresses import canonical
+from forebay.spark.place.location import Location
 from forebay.spark.values.schema import TableColumn
 
 if TYPE_CHECKING:
@@ -92,6 +94,9 @@ class FileSource:
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
         return (pipeline.path_of(self.path),)
+
+    def identities(self, pipeline: Pipeline, location: Location | None) -> tuple[str, ...]:
+        return tuple(map(canonical, self.reads(pipeline)))
 
     def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
         if self._known is not None:

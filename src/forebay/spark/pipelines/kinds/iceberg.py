@@ -22,6 +22,7 @@ from forebay.spark.pipelines.kinds.tables import (
     write_stream,
 )
 from forebay.spark.pipelines.outline import SourceOutline
+from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import look_up_table, table_names
 from forebay.spark.tables.files import files_of
 from forebay.spark.tables.formats import ICEBERG
@@ -61,6 +62,9 @@ class IcebergSource:
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
         return (str(self.table),)
+
+    def identities(self, pipeline: Pipeline, location: Location | None) -> tuple[str, ...]:
+        return (f"{ICEBERG} {self.table}",)
 
     def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
         """Nothing more: its words were checked one by one."""
@@ -114,6 +118,9 @@ class IcebergSink:
 
     def writes(self, pipeline: Pipeline) -> str:
         return str(self.target)
+
+    def identity(self, pipeline: Pipeline, location: Location | None) -> str:
+        return f"{ICEBERG} {self.target}"
 
     def how(self, pipeline: Pipeline) -> str:
         return how_written(pipeline, ICEBERG, self.overwrite)

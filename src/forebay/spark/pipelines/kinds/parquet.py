@@ -14,6 +14,8 @@ from forebay.spark.pipelines.kinds.choice import CHOICE_WORDS, Choice
 from forebay.spark.pipelines.kinds.files import look_at_files
 from forebay.spark.pipelines.kinds.tables import check_overwrite, how_written, parse_overwrite
 from forebay.spark.pipelines.outline import SourceOutline
+from forebay.spark.place.addresses import canonical
+from forebay.spark.place.location import Location
 from forebay.spark.tables.staged import StagedTable
 from forebay.spark.values.schema import TableColumn
 
@@ -59,6 +61,9 @@ class ParquetSource:
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
         return (pipeline.path_of(self.path),)
+
+    def identities(self, pipeline: Pipeline, location: Location | None) -> tuple[str, ...]:
+        return tuple(map(canonical, self.reads(pipeline)))
 
     def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
         """Nothing more: its words were checked one by one."""
@@ -118,6 +123,9 @@ class ParquetSink:
 
     def writes(self, pipeline: Pipeline) -> str:
         return pipeline.path_of(self.target)
+
+    def identity(self, pipeline: Pipeline, location: Location | None) -> str:
+        return canonical(self.writes(pipeline))
 
     def how(self, pipeline: Pipeline) -> str:
         return how_written(pipeline, FORMAT, self.overwrite)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forebay.spark.pipelines.file.document import Fields, Flaws, Word
     from forebay.spark.pipelines.file.model import Pipeline
     from forebay.spark.pipelines.outline import SourceOutline
+    from forebay.spark.place.location import Location
     from forebay.spark.values.schema import TableColumn
 
 
@@ -57,7 +58,10 @@ class PipelineSource(Part, Protocol):
         """The columns of the view; `None` if only what is read knows."""
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
-        """What is read, by the names that sinks have for what they write."""
+        """The full names of what is read."""
+
+    def identities(self, pipeline: Pipeline, location: Location | None) -> tuple[str, ...]:
+        """What is read, by the identities that sinks have for what they write."""
 
     def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
         """Note what does not fit together, as far as the file alone shows."""
@@ -104,6 +108,9 @@ class PipelineSink(Part, Protocol):
 
     def writes(self, pipeline: Pipeline) -> str:
         """The full name of what it writes."""
+
+    def identity(self, pipeline: Pipeline, location: Location | None) -> str:
+        """What it writes, the same however it is named; without a location, as far as the file alone shows."""
 
     def how(self, pipeline: Pipeline) -> str:
         """Format and manner, in words for the plan."""

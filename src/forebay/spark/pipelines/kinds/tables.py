@@ -68,6 +68,10 @@ def check_absent(flaws: Flaws, target: Word, opened: OpenTable) -> None:
 def write_batch(rows: DataFrame, opened: OpenTable, overwrite: Overwrite) -> None:
     """Bring the rows of a batch into a table, and close it."""
     with contextlib.closing(opened):
+        if overwrite is Overwrite.CREATE:
+            # There was none when the run looked: one that has come since is another's.
+            opened.put(rows, new=True)
+            return
         opened.tidy()
         opened.put(rows, overwrite=overwrite is Overwrite.OVERWRITE)
 

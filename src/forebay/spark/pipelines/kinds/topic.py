@@ -32,12 +32,13 @@ from forebay.spark.pipelines.kinds.tables import START_SECONDS
 from forebay.spark.pipelines.outline import Extent, SourceOutline
 from forebay.spark.pipelines.progress import may_have_begun
 from forebay.spark.place.location import NAMES as PLACE_NAMES
+from forebay.spark.place.location import Location
 from forebay.spark.reading.columns import SPARK_TYPES
 from forebay.spark.reading.options import NAMES, ReadOptions
 from forebay.spark.reading.view import load, load_or_look
 from forebay.spark.reading.where import parse_where
 from forebay.spark.values.avro import columns_of_avro, read_avro_schema
-from forebay.spark.values.schema import TableColumn
+from forebay.spark.values.schema import TableColumn, quoted
 from forebay.spark.writing.options import NAMES as WRITE_NAMES
 from forebay.spark.writing.options import WriteOptions
 from forebay.topics import Engine, TopicName, TopicSpec
@@ -141,6 +142,9 @@ class TopicSource:
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
         return tuple(str(TopicName.parse(topic)) for topic in self.topics)
+
+    def identities(self, pipeline: Pipeline, location: Location | None) -> tuple[str, ...]:
+        return tuple(f"topic {topic}" for topic in self.reads(pipeline))
 
     def check(self, flaws: Flaws, pipeline: Pipeline) -> None:
         if pipeline.mode is Mode.STREAMING and self.ending is not None:
@@ -263,7 +267,7 @@ class TopicSource:
             records = records.where(str(self.choice.where))
         frame = decoded(records, self)
         if self.choice.columns:
-            frame = frame.select(*(f"`{name}`" for name, _ in self.columns))
+            frame = frame.select(*(quoted(name) for name, _ in self.columns))
         if self.watermark is not None:
             frame = frame.withWatermark(str(self.watermark.column), str(self.watermark.delay))
         return frame
@@ -339,6 +343,9 @@ class TopicSink:
     def writes(self, pipeline: Pipeline) -> str:
         return str(TopicName.parse(self.target))
 
+    def identity(self, pipeline: Pipeline, location: Location | None) -> str:
+        return f"topic {self.writes(pipeline)}"
+
     def how(self, pipeline: Pipeline) -> str:
         return f"{self.format}, {self.output}" if pipeline.mode is Mode.STREAMING else str(self.format)
 
@@ -379,7 +386,7 @@ class TopicSink:
         for word in self.value:
             require_column(frame, word, self.view)
         names = [str(word) for word in self.value] or frame.columns
-        struct = f.struct(*(f.col(f"`{name}`") for name in names))
+        struct = f.struct(*(f.col(quoted(name)) for name in names))
         if self.format is Format.JSON:
             return f.to_json(struct).cast("binary")
         return struct
