@@ -37,13 +37,17 @@ SIGNATURES: Final = {
     "lake": (
         f"{_JOB}topic: str, *, table: str | None = None, table_format: str = iceberg, directory: str | None = None, "
         "format: str = json, "
-        f"schema: str | None = None, commit_records: int = 5000000, fail_on_data_loss: bool = True, {_ENDS}"
+        "schema: str | None = None, where: str | None = None, "
+        f"commit_records: int = 5000000, fail_on_data_loss: bool = True, {_ENDS}"
     ),
     "migrate": f"{_JOB}to: Location, {_TOPICS}remove_old: bool = False, {_ENDS}",
     "open_catalog": "(location: Location) -> Catalog",
     "pipelines.plan": "(file: str, location: Mapping[str, str] | None = None) -> Outline",
     "pipelines.run": "(spark: SparkSession, file: str, location: Mapping[str, str] | None = None) -> RunReport",
-    "profile": f"{_JOB}{_TOPICS}html: str | None = None, resume: str | None = None, {_ENDS}",
+    "profile": (
+        f"{_JOB}{_TOPICS}where: str | None = None, columns: str | Sequence[str] | None = None, "
+        f"html: str | None = None, resume: str | None = None, {_ENDS}"
+    ),
     "read": _FRAME,
     "register": "(location: Location, topic: str, *, table_format: str = iceberg, dry_run: bool = False) -> JobReport",
     "reindex": f"{_JOB}{_TOPICS}{_ENDS}",

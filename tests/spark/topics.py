@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
+import pytest
 
 import forebay
 from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
+from forebay.pages import Page
 from forebay.records import Gap
 from forebay.settings import WalSettings
 from forebay.spark.reading.options import ReadOptions
+from forebay.spark.reading.pieces import PieceReader
 from forebay.spark.reading.plan import plan
 from forebay.spark.reading.snapshot import Split
 from forebay.spark.reading.view import load
@@ -191,3 +194,17 @@ def spark_rows(frame: DataFrame, topic: str = "shop/orders") -> list[Row]:
         row["timestamp"] = round(row["timestamp"].astimezone(UTC).timestamp() * 1000)
         assert row.pop("topic") == topic
     return in_order(found)
+
+
+def noted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From here on, how many records each page had that tasks in this process read."""
+    read: list[int] = []
+    really = PieceReader.read
+
+    def noted(reader: PieceReader, *given: Any) -> Page:
+        page = really(reader, *given)
+        read.append(sum(batch.count for batch in page.batches))
+        return page
+
+    monkeypatch.setattr(PieceReader, "read", noted)
+    return read

@@ -29,6 +29,14 @@ TopicNames = Annotated[
     list[str] | None,
     typer.Argument(metavar="TOPIC", help="These topics; else all that have history.", show_default=False),
 ]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CONDITION",
+        help="Only records that meet it: comparisons of offset, partition, timestamp, topic, key, tag, joined by AND.",
+        show_default=False,
+    ),
+]
 SHARED: dict[str, tuple[Any, Any]] = {
     "dry_run": (DryRunOption, False),
     "as_json": (AsJson, False),

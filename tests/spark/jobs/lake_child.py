@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import forebay
 from forebay.spark.jobs import lake
 from forebay.spark.place.location import Location
+from forebay.spark.reading.filters import Filters
 from forebay.spark.reading.plan import plan
 from forebay.spark.reading.snapshot import Range, Snapshot
 from forebay.spark.reading.task import read_split
@@ -50,10 +51,16 @@ class LocalFrame:
 
 
 def local_frame(
-    spark: object, snapshot: Snapshot, offsets: Mapping[int, tuple[int, int]], columns: tuple[str, ...], **_: object
+    spark: object,
+    snapshot: Snapshot,
+    offsets: Mapping[int, tuple[int, int]],
+    columns: tuple[str, ...],
+    *,
+    filters: Filters,
+    **_: object,
 ) -> LocalFrame:
     ranges = [Range(partition, start, end) for partition, (start, end) in offsets.items()]
-    splits = plan(snapshot, ranges, columns=columns)
+    splits = plan(snapshot, ranges, columns=columns, filters=filters)
     return LocalFrame(batch for split in splits for batch in read_split(split))
 
 

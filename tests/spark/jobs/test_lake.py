@@ -36,11 +36,12 @@ from forebay.spark.tables.lake_table import FOLDER
 from forebay.spark.tables.targets import TableBatch
 from forebay.spark.tables.upkeep import own_folder
 from forebay.spark.values.avro import AvroValues
+from forebay.testing.inside import inside
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from tests.ledger import Ledger
 from tests.spark.jobs.lake_child import Halves, append, local_frame
-from tests.spark.topics import SETTINGS
+from tests.spark.topics import SETTINGS, noted_reads
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
@@ -364,6 +365,76 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _raw(location: Location, **options: Any) -> JobReport:
     return lake.run(None, location, "shop/orders", table="shop.raw", **options)  # type: ignore[arg-type]
+
+
+def _fill_by_tag(log: forebay.Storage, step: int) -> list[tuple[int, str, bytes]]:
+    """Sealed segments of one tag each, then records that are not sealed; those that have the tag "eu"."""
+    topic = log.create_topic("shop/orders", exist_ok=True)
+    found: list[tuple[int, str, bytes]] = []
+    for tag in ("us", "eu", "asia", "both"):
+        tags = [tag if tag != "both" else ("eu", "us")[number % 2] for number in range(100)]
+        values = [b"%s %d %d" % (b"bad" if number % 5 == 0 else b"good", step, number) for number in range(100)]
+        offsets = topic.append_many(values, tags=tags)
+        if tag != "both":
+            topic.rotate()
+            inside(topic).segment(0).upkeep.seal_rotated()
+        found += [row for row in zip(offsets, tags, values, strict=True) if row[1] == "eu"]
+    return found
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize("kind", ["table", "delta", "directory"])
+def test_a_condition_is_kept_by_the_table_and_no_other_is_taken(
+    kind: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = noted_reads(monkeypatch)
+    expected: list[tuple[int, str, bytes]] = []
+
+    def run(where: str | None, **options: Any) -> JobReport:
+        into: Any = {"directory": str(tmp_path / "out")} if kind == "directory" else {"table": "shop.eu"}
+        if kind == "delta":
+            into["table_format"] = "delta"
+        return lake.run(None, Location.of(path), "shop/orders", **into, where=where, **options)  # type: ignore[arg-type]
+
+    def check() -> None:
+        good, bad = _directory_rows(tmp_path / "out") if kind == "directory" else _table_rows(path, "shop.eu", kind)
+        rows = [(row["_offset"], row["_tag"], row["value"]) for row in good]
+        rows += [(row["offset"], "eu", row["value"]) for row in bad]
+        assert sorted(rows) == sorted(expected)
+
+    with forebay.open(str(path), SETTINGS) as log:
+        expected += _fill_by_tag(log, 1)
+        with pytest.raises(Invalid, match="cannot be applied"):
+            run("value = 'x'")
+        planned = run("tag = 'eu'", dry_run=True)
+        report = run("tag = 'eu'", commit_records=150)
+        looked_at, steps = sum(read), report.figures["commits"]
+        check()
+        expected += _fill_by_tag(log, 2)
+        again = run("( tag = 'eu' )")
+        for other in (None, "tag = 'us'", "tag = 'eu' AND offset < 10"):
+            for dry_run in (True, False):
+                with pytest.raises(Conflict, match=r"takes the records where tag = 'eu', not .*: give the condition"):
+                    run(other, dry_run=dry_run)
+        last = run("tag = 'eu'")
+
+    assert (planned.figures["offsets"], report.figures["offsets"], again.figures["offsets"]) == (400, 400, 400)
+    assert (report.figures["rows"], report.figures["bad_rows"], last.figures["offsets"]) == (120, 30, 0)
+    assert steps == 3 and looked_at < 300, "segments without the tag are not read"
+    check()
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize("kind", ["table", "delta", "directory"])
+def test_a_table_of_all_records_takes_no_condition(kind: str, path: Path, tmp_path: Path) -> None:
+    append(str(path), "first")
+    into: Any = {"directory": str(tmp_path / "out")} if kind == "directory" else {"table": "shop.raw"}
+    if kind == "delta":
+        into["table_format"] = "delta"
+    lake.run(None, Location.of(path), "shop/orders", **into)  # type: ignore[arg-type]
+
+    with pytest.raises(Conflict, match=r"takes all records, not the records where partition = 0, and does not go back"):
+        lake.run(None, Location.of(path), "shop/orders", **into, where="partition = 0")  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("without_spark")

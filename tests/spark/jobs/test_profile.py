@@ -6,7 +6,7 @@ import base64
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from pyspark.sql import SparkSession
 
 import forebay
 from forebay.disk import SystemDisk
+from forebay.errors import Invalid
 from forebay.spark.jobs import profile
 from forebay.spark.jobs.frames import look_at
 from forebay.spark.jobs.tallies import LATE_SECONDS, Tally, merged, size_at, tallied
+from forebay.spark.jobs.units import UnitOutcome
 from forebay.spark.place.location import Location
 from forebay.testing.inside import inside
-from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit
+from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, noted_reads
 
 
 @pytest.fixture
@@ -157,6 +159,94 @@ def test_without_work_it_says_what_it_would_read_and_damage_is_a_finding(
     damaged = profile.run(spark, Location.of(path), ["shop/orders"])
     (finding,) = damaged.findings
     assert finding.shard == "shop/orders[0]" and "101 records cannot be read" in finding.what
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_condition_and_columns_choose_what_is_counted(
+    spark: SparkSession, log: forebay.Storage, path: Path, tmp_path: Path
+) -> None:
+    """Compared with a plain computation; counts of one choice are not taken for those of another, or of all."""
+    filled = _fill(log)
+    filled.topic.delete_by_offset(10, 20, partition=0)
+    tags, notes = ("tag-2-é", "late"), str(tmp_path / "notes")
+    since = sorted(row["timestamp"] for row in filled.rows)[len(filled.rows) // 3]
+    where = f"tag IN ('tag-2-é', 'late') AND timestamp >= timestamp_millis({since})"
+    kept = [
+        row
+        for row in filled.rows
+        if row["tag"] in tags and row["timestamp"] >= since and not (row["partition"] == 0 and 10 <= row["offset"] < 20)
+    ]
+
+    whole = profile.run(spark, Location.of(path), ["shop/orders"], resume=notes)
+    page = tmp_path / "some.html"
+    some = [
+        profile.run(spark, Location.of(path), ["shop/orders"], where=where, html=str(page), resume=notes)
+        for _ in range(2)
+    ]
+    keys = profile.run(spark, Location.of(path), ["shop/orders"], where=where, columns="key, offset", resume=notes)
+    none = profile.run(spark, Location.of(path), ["shop/orders"], where="topic = 'shop/other'")
+    again = profile.run(spark, Location.of(path), ["shop/orders"], resume=notes)
+
+    assert some[0].parts == some[1].parts and whole.parts == again.parts
+    assert some[0].is_clean, some[0].lines()
+    *parts, topic = some[0].parts
+    counted = Counter(row["key"] for row in kept if row["key"] is not None)
+    for part, narrow in zip(parts, keys.parts, strict=False):
+        assert part.partition is not None and any(row["partition"] == part.partition for row in kept)
+        expected = _expected(kept, part.partition)
+        assert {name: part.figures[name] for name in expected} == expected
+        assert "deleted" not in part.figures and "without_record" not in part.figures
+        assert narrow.figures["bytes"] == sum(
+            len(row["key"] or b"") for row in kept if row["partition"] == part.partition
+        )
+        assert "without_value" not in narrow.figures
+    assert topic.figures["keys"] == keys.parts[-1].figures["keys"] == len(counted)
+    assert topic.figures["tags"] == len({row["tag"] for row in kept}) and "tags" not in keys.parts[-1].figures
+    assert f"counted where {where}" in some[0].summary and "where tag IN (" in page.read_text()
+    assert keys.summary.endswith("by key, timestamp")
+    assert [part.figures["records"] for part in none.parts[:2]] == [0, 0]
+
+
+def test_a_condition_is_counted_without_the_segments_that_cannot_meet_it(
+    log: forebay.Storage, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled = _fill(log)
+    read = noted_reads(monkeypatch)
+
+    def here(spark: object, units: Sequence[Any], work: Any, **_: object) -> list[UnitOutcome[Any, Any]]:
+        return [UnitOutcome(unit, work(unit), None) for unit in units]
+
+    monkeypatch.setattr(profile, "spread", here)
+    spark: Any = None  # keys are not counted: it is not asked
+
+    def count(where: str) -> tuple[int, int, int]:
+        """Records that were counted, looked at, and offsets that a dry run names."""
+        read.clear()
+        options: Any = {"where": where, "columns": ["value"]}
+        report = profile.run(spark, Location.of(path), ["shop/orders"], **options)
+        assert report.is_clean, report.lines()
+        planned = profile.run(spark, Location.of(path), ["shop/orders"], **options, dry_run=True)
+        assert isinstance(report.figures["records"], int) and isinstance(planned.figures["offsets"], int)
+        return report.figures["records"], sum(read), planned.figures["offsets"]
+
+    def expected(chosen: Callable[[Row], bool]) -> int:
+        return sum(chosen(row) for row in filled.rows)
+
+    whole = len(filled.rows)
+    assert count("offset >= 0") == (whole, whole, whole)
+    found, looked_at, planned = count("partition = 1 AND offset < 100")
+    assert (found, planned) == (100, 100) and looked_at < whole / 2
+    first = sorted(row["timestamp"] for row in filled.rows if row["partition"] == 0)[50]
+    found, looked_at, planned = count(f"timestamp < timestamp_millis({first})")
+    assert found == expected(lambda row: row["timestamp"] < first) > 0
+    assert looked_at < whole and planned < whole
+    found, looked_at, planned = count("tag = 'late'")
+    assert found == 3 and looked_at < whole / 2
+    with pytest.raises(Invalid, match="value is not compared where the records lie"):
+        count("value = 'x'")
+    with pytest.raises(Invalid, match="names 'keys': the columns are"):
+        profile.run(spark, Location.of(path), columns=["keys"])
 
 
 def test_stretches_know_the_newest_time_before_them(log: forebay.Storage, path: Path) -> None:

@@ -155,9 +155,7 @@ def test_a_new_table_is_made_by_one_alone_and_takes_no_rows_of_others_meanwhile(
     ):
         one.put(_ids(0), new=True)
         for table in (one, other):
-            with pytest.raises(
-                Conflict, match=r"shop\.copy is there already, and nothing was added to it"
-            ):
+            with pytest.raises(Conflict, match=r"shop\.copy is there already, and nothing was added to it"):
                 table.put(_ids(1), new=True)
     assert _rows(location, NAME, kind) == [0]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.history import app
-from forebay.cli.jobs import Job, TopicNames, job_command
+from forebay.cli.jobs import Job, TopicNames, WhereOption, job_command
 from forebay.cli.pipeline import app as pipeline
 
 
@@ -16,6 +16,7 @@ from forebay.cli.pipeline import app as pipeline
     "profile",
     examples=[
         "forebay history profile shop/orders --html orders.html",
+        "forebay history profile shop/orders --where \"tag = 'eu' AND offset >= 1000\" --columns key",
         "forebay history profile --settings shared.yaml --resume counted --json",
         "forebay history profile shop/orders --url http://127.0.0.1:7878",
     ],
@@ -26,6 +27,15 @@ def profile(
     job: Job,
     *,
     topics: TopicNames = None,
+    where: WhereOption = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Count these alone of a record: key, value, headers, tag. Times always. [default: all]",
+            show_default=False,
+        ),
+    ] = None,
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write a page with plots to FILE.", show_default=False)
     ] = None,
@@ -44,6 +54,14 @@ def profile(
         from forebay.spark.jobs.profile import run as profiled
 
         report = profiled(
-            spark, job.location, topics or (), html=html, resume=resume, dry_run=job.dry_run, progress=shown
+            spark,
+            job.location,
+            topics or (),
+            where=where,
+            columns=columns,
+            html=html,
+            resume=resume,
+            dry_run=job.dry_run,
+            progress=shown,
         )
     return job.answer(report)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from forebay.spark.place.location import Location
 from forebay.spark.reading.columns import SPARK_TYPES
+from forebay.spark.reading.filters import NO_FILTERS, Filters
 from forebay.spark.reading.options import Topics
 from forebay.spark.reading.plan import plan
 from forebay.spark.reading.snapshot import Range, Snapshot
@@ -34,13 +35,14 @@ def frame_of(
     offsets: Mapping[int, tuple[int, int]],
     columns: tuple[str, ...] = ALL,
     *,
+    filters: Filters = NO_FILTERS,
     fail_on_data_loss: bool = True,
 ) -> DataFrame:
-    """The records of these offsets, `[start, end)` by partition of the one topic, with these columns."""
+    """The records of these offsets, `[start, end)` by partition of the one topic, that pass, with these columns."""
     from forebay.spark.reading.schema import spark_schema
 
     ranges = [Range(partition, start, end) for partition, (start, end) in offsets.items() if start < end]
-    splits = plan(snapshot, ranges, columns=columns, fail_on_data_loss=fail_on_data_loss)
+    splits = plan(snapshot, ranges, columns=columns, filters=filters, fail_on_data_loss=fail_on_data_loss)
     rows = [(bytearray(pickle.dumps(split)),) for split in splits]
     tasks = spark.createDataFrame(rows, "split binary").repartition(max(1, len(rows)))
     return tasks.mapInArrow(_read, spark_schema(columns))

@@ -21,11 +21,12 @@ from forebay.spark.jobs.report import Figure, JobProgress, JobReport, Part, Unse
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.reading.snapshot import Snapshot
+from forebay.spark.reading.where import parse_where
 from forebay.spark.tables.file_writer import REPORT, Outlet, Written
 from forebay.spark.tables.formats import ICEBERG
 from forebay.spark.tables.lake_directory import DirectoryTarget
 from forebay.spark.tables.lake_table import TableTarget
-from forebay.spark.tables.targets import CommitRight, Marks, TableBatch, Target, Unleased
+from forebay.spark.tables.targets import CommitRight, Marks, TableBatch, Target, Unleased, conditions_of
 from forebay.spark.values.decoding import SOURCE_COLUMNS, Decoding, decoding
 from forebay.topics import TopicName
 
@@ -48,6 +49,7 @@ def run(
     directory: str | None = None,
     format: str = "json",
     schema: str | None = None,
+    where: str | None = None,
     commit_records: int = COMMIT_RECORDS,
     fail_on_data_loss: bool = True,
     dry_run: bool = False,
@@ -56,9 +58,11 @@ def run(
     """Bring what is new in the topic into a table (`namespace.name`) or a directory of Parquet files.
 
     `table_format` is `iceberg` or `delta`; a table of Delta may also be named by its path or address.
-    Bad rows go to `table_bad`, or `directory/bad`. At most about `commit_records` go into one commit. Raises
-    `Unavailable` while another run has the topic, `Conflict` if another changed the table. Through a broker runs do
-    not wait for each other: of two at once, one ends with `Conflict`, and no row is there twice.
+    With `where` only the records come that meet a condition, as `forebay.spark.read` takes it: the table keeps it, and
+    another one is a `Conflict` from then on. Bad rows go to `table_bad`, or `directory/bad`. At most about
+    `commit_records` go into one commit. Raises `Unavailable` while another run has the topic, `Conflict` if another
+    changed the table. Through a broker runs do not wait for each other: of two at once, one ends with `Conflict`, and
+    no row is there twice.
     """
     if (table is None) == (directory is None):
         raise Invalid("lake brings a topic into a table or into a directory: name one of them")
@@ -67,12 +71,16 @@ def run(
     clock = SystemClock()
     begun = clock.monotonic()
     how = decoding(format, schema)
+    if where is not None:
+        parse_where(where)
     name = TopicName.parse(topic)
     with contextlib.ExitStack() as stack:
         lease = None if dry_run else stack.enter_context(_alone(location, name, clock))
-        target = stack.enter_context(contextlib.closing(_target(location, table, table_format, directory, how)))
+        target = stack.enter_context(
+            contextlib.closing(_target(location, table, table_format, directory, how, where or ""))
+        )
         snapshot = look_at(location, topic)
-        work = LakeRun(spark, location, snapshot, target, how, fail_on_data_loss=fail_on_data_loss)
+        work = LakeRun(spark, location, snapshot, target, how, where or "", fail_on_data_loss=fail_on_data_loss)
         work.bring(lease, commit_records, progress or Unseen())
     return work.report(dry_run=dry_run, seconds=clock.monotonic() - begun)
 
@@ -92,11 +100,13 @@ def _alone(location: Location, name: TopicName, clock: Clock) -> Iterator[Commit
             yield lease
 
 
-def _target(location: Location, table: str | None, table_format: str, directory: str | None, how: Decoding) -> Target:
+def _target(
+    location: Location, table: str | None, table_format: str, directory: str | None, how: Decoding, where: str
+) -> Target:
     if table is not None:
-        return TableTarget(location, table, how.schema, table_format=table_format)
+        return TableTarget(location, table, how.schema, table_format=table_format, where=where)
     assert directory is not None
-    return DirectoryTarget(directory, grace_s=location.settings().table.orphan_grace_s)
+    return DirectoryTarget(directory, grace_s=location.settings().table.orphan_grace_s, where=where)
 
 
 class LakeRun:
@@ -109,6 +119,7 @@ class LakeRun:
         snapshot: Snapshot,
         target: Target,
         how: Decoding,
+        where: str,
         *,
         fail_on_data_loss: bool,
     ) -> None:
@@ -117,6 +128,8 @@ class LakeRun:
         self._snapshot = snapshot
         self._target = target
         self._how = how
+        self._where = where
+        self._filters = conditions_of(where)
         self._fail_on_data_loss = fail_on_data_loss
         self._topic = snapshot.shards[0].topic
         self._topic_id = snapshot.shards[0].topic_id
@@ -124,19 +137,25 @@ class LakeRun:
         self._files: list[Written] = []
         self._commits = 0
 
+    def _marks(self) -> Marks:
+        """How far the target is; `Conflict` if it has another topic, or takes other records of it."""
+        marks = self._target.marks()
+        marks.check(self._topic, self._topic_id, self._target.name, self._where)
+        return marks
+
     def bring(self, lease: CommitRight | None, commit_records: int, progress: JobProgress) -> None:
         """Bring everything that is missing; without a lease, only find out what that is."""
+        marks = self._marks()
         if lease is not None:
             self._target.recover()
-        marks = self._target.marks()
-        marks.check(self._topic, self._topic_id, self._target.name)
+            marks = self._marks()
         missing = self._missing(marks)
         self._brought = missing
         progress.total(sum(end - start for start, end in missing.values()))
         if lease is None:
             return
         for offsets in chunks(missing, commit_records):
-            files = self.write_files(offsets, self._target.marks())
+            files = self.write_files(offsets, self._marks())
             batch = TableBatch(topic=self._topic, topic_id=self._topic_id, offsets=offsets, files=tuple(files))
             self._target.commit(batch, lease)
             self._files += files
@@ -175,7 +194,12 @@ class LakeRun:
             bad_from=_starts(offsets, marks.bad),
         )
         frame = frame_of(
-            self._spark, self._snapshot, offsets, SOURCE_COLUMNS, fail_on_data_loss=self._fail_on_data_loss
+            self._spark,
+            self._snapshot,
+            offsets,
+            SOURCE_COLUMNS,
+            filters=self._filters,
+            fail_on_data_loss=self._fail_on_data_loss,
         )
         rows = self._how.select(frame).mapInArrow(partial(outlet.written, self._how), REPORT).collect()
         return [Written(row["bad"], row["path"], row["records"], row["bytes"]) for row in rows]

@@ -55,6 +55,8 @@ class ReportPage(NamedTuple):
     topics: tuple[TopicPage, ...]
     parts: tuple[Part, ...]
     made_at: int
+    chosen: str = ""
+    """Which records and columns were counted, if not all."""
 
 
 def require_plots() -> None:
@@ -69,7 +71,8 @@ def require_plots() -> None:
 
 def page_of(page: ReportPage) -> str:
     """The page as text."""
-    body = [f"<h1>Profile of {len(page.topics)} topics</h1><p class=note>made {_time(page.made_at)}</p>"]
+    made = f"made {_time(page.made_at)}{html.escape(page.chosen)}"
+    body = [f"<h1>Profile of {len(page.topics)} topics</h1><p class=note>{made}</p>"]
     for topic in page.topics:
         parts = [part for part in page.parts if part.topic == topic.topic]
         body.append(f"<h2>{html.escape(topic.topic)}</h2>")
@@ -108,9 +111,10 @@ def _plots(topic: TopicPage) -> list[tuple[str, Callable[[Axes], None]]]:
         return []
     plots: list[tuple[str, Callable[[Axes], None]]] = [
         ("Records per second (UTC)", lambda axes: _rates(axes, whole, topic.bucket_ms, 0)),
-        ("Bytes per second (UTC)", lambda axes: _rates(axes, whole, topic.bucket_ms, 1)),
-        ("Records by size", lambda axes: _sizes(axes, whole)),
     ]
+    if whole.key_bytes or whole.value_bytes:
+        plots.append(("Bytes per second (UTC)", lambda axes: _rates(axes, whole, topic.bucket_ms, 1)))
+        plots.append(("Records by size", lambda axes: _sizes(axes, whole)))
     if len(topic.tallies) > 1:
         shares = [(str(number), tally.records) for number, tally in enumerate(topic.tallies)]
         plots.append(("Records by partition", lambda axes: _bars(axes, shares)))

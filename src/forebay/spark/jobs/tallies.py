@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 COLUMNS: Final = ("key", "value", "timestamp", "headers", "tag")
+"""What is counted of a record. All but the time may be left out: then there is nothing to count of it."""
 TAGS_MAX: Final = 1_000
 """Kept of one task; rarer ones count as others."""
 LATE_SECONDS: Final = (0, 1, 10, 60, 600, 3_600, 86_400)
@@ -88,7 +89,9 @@ def size_at(sizes: Mapping[int, int], share: float) -> int:
 
 
 def _of(batch: pa.RecordBatch, bucket_ms: int, newest: int) -> Tally:
-    keys, values = (_lengths(batch.column(name)) for name in ("key", "value"))
+    nothing = np.zeros(batch.num_rows, np.int64)
+    there = {name: batch.column(name) for name in batch.schema.names}
+    keys, values = (_lengths(there[name]) if name in there else nothing for name in ("key", "value"))
     # Spark's type has microseconds, records have milliseconds.
     times = batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False) // 1000
     sizes = keys + values
@@ -97,19 +100,18 @@ def _of(batch: pa.RecordBatch, bucket_ms: int, newest: int) -> Tally:
     bits = np.zeros(len(sizes), np.int64)
     np.ceil(np.log2(np.maximum(sizes, 1)), out=bits, casting="unsafe")
     bits[sizes > 0] = np.maximum(bits[sizes > 0], 1)
-    headers = pc.sum(pc.is_valid(batch.column("headers"))).as_py() or 0
     return Tally(
         records=batch.num_rows,
         key_bytes=int(keys.sum()),
         value_bytes=int(values.sum()),
-        without_key=batch.column("key").null_count,
-        without_value=batch.column("value").null_count,
-        with_headers=headers,
+        without_key=there["key"].null_count if "key" in there else 0,
+        without_value=there["value"].null_count if "value" in there else 0,
+        with_headers=len(batch) - there["headers"].null_count if "headers" in there else 0,
         time_min=int(times.min()),
         time_max=int(times.max()),
         sizes=_counted(bits),
         times=_by_time(times, sizes, bucket_ms),
-        tags=_tags(batch.column("tag")),
+        tags=_tags(there["tag"]) if "tag" in there else {},
         late=_late(late),
         late_max_ms=int(late.max()),
     )

@@ -21,6 +21,8 @@ from forebay.settings import TableSettings
 ATTEMPTS: Final = 5
 TOPIC: Final = "forebay.topic"
 TOPIC_ID: Final = "forebay.topic-id"
+WHERE: Final = "forebay.where"
+"""Of a table that is filled from a topic: the condition that its records meet, if not all are brought."""
 OFFSETS: Final = "forebay.offsets"
 """Of a commit: the offsets of each partition that it brought, or shows, as `{"0": [[start, stop], …]}`."""
 
@@ -93,6 +95,9 @@ class FormatTable(Protocol):
 
     def version(self) -> object:
         """What differs after every change of the rows."""
+
+    def where(self) -> str:
+        """The condition that the records meet which it is filled with, empty if it takes all."""
 
     def topic_id(self) -> str:
         """The topic it was filled from, empty if it was not filled from one."""

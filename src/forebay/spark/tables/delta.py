@@ -29,6 +29,7 @@ from forebay.spark.tables.commit import (
     OFFSETS,
     TOPIC,
     TOPIC_ID,
+    WHERE,
     Overtaken,
     Ranges,
     TableChange,
@@ -220,6 +221,9 @@ class DeltaLakeTable:
 
     def version(self) -> object:
         return self.table.version()
+
+    def where(self) -> str:
+        return self.table.metadata().configuration.get(WHERE, "") if self._found is not None else ""
 
     def topic_id(self) -> str:
         return self.table.metadata().configuration.get(TOPIC_ID, "") if self._found is not None else ""

@@ -23,6 +23,7 @@ from forebay.spark.tables.commit import (
     OFFSETS,
     TOPIC,
     TOPIC_ID,
+    WHERE,
     Overtaken,
     Ranges,
     TableChange,
@@ -143,6 +144,9 @@ class IcebergTable:
 
     def version(self) -> object:
         return self.table.metadata.current_snapshot_id
+
+    def where(self) -> str:
+        return self.table.properties.get(WHERE, "") if self._found is not None else ""
 
     def topic_id(self) -> str:
         return self.table.properties.get(TOPIC_ID, "") if self._found is not None else ""

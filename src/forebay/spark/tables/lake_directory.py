@@ -41,8 +41,10 @@ class TableCommit(msgspec.Struct, frozen=True, kw_only=True):
 class DirectoryTarget:
     """Parquet files below a directory that driver and executors share."""
 
-    def __init__(self, root: str, *, grace_s: int) -> None:
-        """Files that no run has touched for `grace_s` are of runs that are over."""
+    def __init__(self, root: str, *, grace_s: int, where: str = "") -> None:
+        """Files that no run has touched for `grace_s` are of runs that are over. Commits keep `where`, the condition
+        that the records meet.
+        """
         path = root.removeprefix(FILE)
         if "://" in path:
             raise Unsupported(f"{root} is no directory: Parquet files go to a directory, an object store takes a table")
@@ -51,6 +53,7 @@ class DirectoryTarget:
         self.name = path
         self._root = path
         self._grace_s = grace_s
+        self._where = where
         self._disk = SystemDisk()
         self._clock = SystemClock()
         self._store = DirectoryStore(path, disk=self._disk, clock=self._clock)
@@ -86,16 +89,18 @@ class DirectoryTarget:
 
     def marks(self) -> Marks:
         self._last = self._newest()
-        return self._last.marks if self._last is not None else Marks()
+        return self._last.marks if self._last is not None else Marks(where=None)
 
     def folders(self) -> tuple[str, str]:
         staged = f"{FILE}{self._root}/{STAGED}"
         return staged, staged
 
     def commit(self, batch: TableBatch, lease: CommitRight) -> None:
-        before = self._last.marks if self._last is not None else Marks()
+        before = self._last.marks if self._last is not None else Marks(where=self._where)
         number = self._last.number + 1 if self._last is not None else 1
-        marks = Marks(topic_id=batch.topic_id, good=batch.ends(before.good), bad=batch.ends(before.bad))
+        marks = Marks(
+            topic_id=batch.topic_id, good=batch.ends(before.good), bad=batch.ends(before.bad), where=before.where
+        )
         commit = TableCommit(number=number, batch=batch, marks=marks, committed_at=self._clock.now_ms())
         if self._last is not None and self._last.number != self._placed:
             # By one that had lost its lease, and may have been killed then: behind this commit no job looks for it.

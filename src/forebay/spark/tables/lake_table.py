@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from forebay.clock import SystemClock
 from forebay.spark.place.location import Location
-from forebay.spark.tables.commit import FormatTable, TableChange, TopicOffsets, commit
+from forebay.spark.tables.commit import WHERE, FormatTable, TableChange, TopicOffsets, commit
 from forebay.spark.tables.formats import open_format
 from forebay.spark.tables.targets import CommitRight, Marks, TableBatch, files_of
 from forebay.spark.values.decoding import BAD_SCHEMA
@@ -25,8 +25,12 @@ FOLDER: Final = "data/lake"
 class TableTarget:
     """Two tables: `namespace.name` and `namespace.name_bad`; those of Delta may also be named by their addresses."""
 
-    def __init__(self, location: Location, name: str, schema: pa.Schema, *, table_format: str = "iceberg") -> None:
+    def __init__(
+        self, location: Location, name: str, schema: pa.Schema, *, table_format: str = "iceberg", where: str = ""
+    ) -> None:
+        """A table that is made here keeps `where`, the condition that its records meet."""
         self.name = name
+        self._properties = {WHERE: where} if where else {}
         self._settings = location.settings().table
         self._clock = SystemClock()
         self._schemas = {False: schema, True: BAD_SCHEMA}
@@ -41,7 +45,7 @@ class TableTarget:
         snapshot names, once they are too old to be of a run that may still commit them.
         """
         for bad, table in self._tables.items():
-            table.make(self._schemas[bad], {})
+            table.make(self._schemas[bad], self._properties)
             table.fit(self._schemas[bad])
             table.look()
             now_ms = self._clock.now_ms()
@@ -50,11 +54,17 @@ class TableTarget:
         self._is_recovered = True
 
     def marks(self) -> Marks:
-        if not self._is_recovered:  # nothing is made: it may be missing
-            for table in self._tables.values():
-                table.look()
         good, bad = self._tables[False], self._tables[True]
-        return Marks(topic_id=good.topic_id() or bad.topic_id(), good=good.next_offsets(), bad=bad.next_offsets())
+        is_there = self._is_recovered
+        if not is_there:  # nothing is made: it may be missing
+            is_there = good.look()
+            bad.look()
+        return Marks(
+            topic_id=good.topic_id() or bad.topic_id(),
+            good=good.next_offsets(),
+            bad=bad.next_offsets(),
+            where=good.where() if is_there else None,
+        )
 
     def folders(self) -> tuple[str, str]:
         return self._tables[False].folder(FOLDER), self._tables[True].folder(FOLDER)

@@ -11,6 +11,8 @@ from typing import Protocol
 import msgspec
 
 from forebay.errors import Conflict
+from forebay.spark.reading.filters import NO_FILTERS, Filters
+from forebay.spark.reading.where import parse_where
 from forebay.spark.tables.file_writer import Written
 
 
@@ -21,9 +23,16 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Empty if it has nothing yet."""
     good: dict[int, int] = msgspec.field(default_factory=dict)
     bad: dict[int, int] = msgspec.field(default_factory=dict)
+    where: str | None = ""
+    """The condition that its records meet, empty if it takes all; `None` while there is no target yet."""
 
-    def check(self, name: str, topic_id: str, target: str) -> None:
-        """`Conflict` if the target was filled from another topic of the name."""
+    def check(self, name: str, topic_id: str, target: str, where: str) -> None:
+        """`Conflict` if the target was filled from another topic of the name, or is for other records of it."""
+        if self.where is not None and conditions_of(self.where) != conditions_of(where):
+            raise Conflict(
+                f"{target} takes {_records(self.where)}, not {_records(where)}, and does not go back for others: give "
+                "the condition that it was made with, or bring the topic into another table"
+            )
         if self.topic_id not in ("", topic_id):
             raise Conflict(
                 f"{target} was filled from another topic of the name {name}, which was deleted since "
@@ -34,6 +43,15 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
         """The first offset that is missing somewhere; `None` if nothing was brought yet."""
         starts = [found.get(partition) for found in (self.good, self.bad)]
         return None if None in starts else min(start for start in starts if start is not None)
+
+
+def conditions_of(where: str) -> Filters:
+    """What a record must meet; nothing if the condition is empty."""
+    return parse_where(where) if where else NO_FILTERS
+
+
+def _records(where: str) -> str:
+    return f"the records where {where}" if where else "all records"
 
 
 class TableBatch(msgspec.Struct, frozen=True, kw_only=True):
