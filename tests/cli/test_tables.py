@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -83,6 +84,52 @@ def test_one_command_draws_on_a_terminal_and_writes_columns_to_a_pipe(tmp_path: 
 
     assert "\x1b" not in piped and b"\x1b[1m" in shown
     assert [line.split() for line in _plain(shown)] == [line.split() for line in piped.splitlines()]
+
+
+def _on_a_terminal(*words: str) -> bytes:
+    """What a command shows on a screen of 120 columns."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        ran = subprocess.run(
+            [*COMMAND, *words], stdout=theirs, check=False, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+        )
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of what a terminal has
+            while page := screen.read(65536):
+                shown += page
+    assert ran.returncode in (0, 1), shown
+    return shown
+
+
+@pytest.mark.slow
+def test_records_and_the_doctors_answers_are_drawn_on_a_terminal_and_plain_in_a_pipe(tmp_path: Path) -> None:
+    data = str(tmp_path / "log")
+    with forebay.open(data, {"wal": {"free_bytes_min": 0}}) as log:
+        topic = log.create_topic("shop/orders")
+        topic.append_many(
+            [b"value-%d" % number for number in range(120)],
+            keys=[b"\x1b[31mred" if number == 60 else b"key" for number in range(120)],
+            tags=["\x1b[32mg" if number == 61 else None for number in range(120)],
+        )
+        topic.delete_by_offset(70, 80)
+    shell = Shell(tmp_path / "log")
+
+    shown = _on_a_terminal("consume", "shop/orders", "--format", "table", "--data", data)
+    piped = shell.ok("consume", "shop/orders", "--format", "table").out
+    doctor = _on_a_terminal("doctor", "--data", data)
+
+    rows = _plain(shown)
+    assert b"\x1b[1m" in shown and b"\x1b[31m" not in shown and b"\x1b[32m" not in shown
+    assert rows[0].split() == ["partition", "offset", "time", "key", "tag", "value"]
+    assert [row.split()[1] for row in rows[1:]] == [str(n) for n in range(120) if not 70 <= n < 80]
+    assert {row.index("value-") for row in rows[1:]} == {rows[0].index("value")}
+    assert "\x1b[1m" not in piped and len(piped.splitlines()) == 111
+    assert piped.splitlines()[0] == "partition      offset  time                      key               tag       value"
+    answers = _plain(doctor)
+    assert b"\x1b[1m" in doctor and answers[0].split() == ["verdict", "check", "answer"]
+    assert all(len(line) <= 120 for line in answers)
+    assert not shell.run("doctor").out.startswith("verdict")
 
 
 @pytest.mark.slow

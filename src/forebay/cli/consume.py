@@ -14,7 +14,7 @@ from forebay.cli.commands import command, root
 from forebay.cli.failures import complain
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import CountOption, PartitionOption, TopicArgument
-from forebay.cli.terminal import as_json, readable_time, say, write
+from forebay.cli.terminal import PagedTable, as_json, draws, readable_time, say, write
 from forebay.errors import DataLoss, Invalid
 from forebay.records import EARLIEST, LATEST, Gap, Position, Reason, Record
 from forebay.wire.positions import END, parse_start, parse_stop
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from forebay.surface.blocking import TopicHandle
 
 VALUE_CHARACTERS_MAX = 60
+ROWS_DRAWN = 50
+"""So many rows of a table are drawn together."""
 
 
 class OutputFormat(enum.StrEnum):
@@ -100,17 +102,20 @@ def consume(
         raise Invalid(f"--count is {count}; give 0 or more")
     with run.reading(name) as log:
         topic = log.topic(name)
-        printer = Printer(topic, output, fail_on_loss=fail_on_loss)
+        printer = Printer(topic, output, fail_on_loss=fail_on_loss, at_once=follow)
         stream = _Stream(topic, partition, printer.gap)
         left = count
         # Left before the end, it is closed while its topics are still open.
         with contextlib.closing(stream.follow(first, last, timeout) if follow else stream.read(first, last)) as records:
-            while left != 0 and (record := next(records, None)) is not None:
-                printer.record(record)
-                if follow:
-                    # A user who waits for new records wants each of them at once.
-                    sys.stdout.flush()
-                left = None if left is None else left - 1
+            try:
+                while left != 0 and (record := next(records, None)) is not None:
+                    printer.record(record)
+                    if follow:
+                        # A user who waits for new records wants each of them at once.
+                        sys.stdout.flush()
+                    left = None if left is None else left - 1
+            finally:
+                printer.flush()
     return 0
 
 
@@ -176,11 +181,17 @@ def _is_behind(record: Record, until: Position) -> bool:
 class Printer:
     """Writes records and gaps in the format asked for."""
 
-    def __init__(self, topic: TopicHandle, output: OutputFormat, *, fail_on_loss: bool) -> None:
+    def __init__(self, topic: TopicHandle, output: OutputFormat, *, fail_on_loss: bool, at_once: bool = True) -> None:
+        """Without `at_once` rows may wait for others, until `flush`: it is quicker where they are many."""
         self._topic = topic
         self._output = output
         self._fail_on_loss = fail_on_loss
-        if output is OutputFormat.TABLE:
+        self._rows_max = 1 if at_once else ROWS_DRAWN
+        self._rows: list[tuple[object, ...]] = []
+        self._drawn: PagedTable | None = None
+        if output is OutputFormat.TABLE and draws():
+            self._drawn = PagedTable("partition", "offset", "time", "key", "tag", "value", widths=(9, 10, 24, 16, 8, 5))
+        elif output is OutputFormat.TABLE:
             say(f"{'partition':>9}  {'offset':>10}  {'time':24}  {'key':16}  {'tag':8}  value")
 
     def record(self, record: Record) -> None:
@@ -193,13 +204,34 @@ class Printer:
             from forebay.wire.items import plain_item
 
             say(as_json({"topic": self._topic.name, **plain_item(record)}))
+        elif self._drawn is not None:
+            tag = _shown(record.tag.encode()) if record.tag is not None else ""
+            self._rows.append(
+                (
+                    record.partition,
+                    record.offset,
+                    readable_time(record.timestamp),
+                    _shown(record.key, 16),
+                    tag,
+                    _shown(record.value),
+                )
+            )
+            if len(self._rows) >= self._rows_max:
+                self.flush()
         else:
             time = readable_time(record.timestamp)
             columns = f"{record.partition:>9}  {record.offset:>10}  {time:24}"
             say(f"{columns}  {_shown(record.key, 16):16}  {record.tag or '':8}  {_shown(record.value)}".rstrip())
 
+    def flush(self) -> None:
+        """Show the rows that wait to be drawn."""
+        rows, self._rows = self._rows, []
+        if self._drawn is not None and rows:
+            self._drawn.say(rows)
+
     def gap(self, partition: int, gap: Gap) -> None:
         """Report a range without records, in its place."""
+        self.flush()
         place = f"{self._topic.name}[{partition}]"
         if self._fail_on_loss and gap.reason in (Reason.LOST, Reason.DAMAGED):
             raise DataLoss(

@@ -63,13 +63,15 @@ def as_json(value: object) -> str:
 
 
 class PagedTable:
-    """A table that is shown part by part, as its rows come. The first rows decide how wide the columns are.
+    """A table that is shown part by part, as its rows come. The first rows decide how wide the columns are, which are
+    at least as wide as `widths` says.
 
     On a terminal it is drawn to fit; else columns are parted by spaces, and no cell is cut or coloured.
     """
 
-    def __init__(self, *heads: str) -> None:
+    def __init__(self, *heads: str, widths: Sequence[int] = ()) -> None:
         self._heads = heads
+        self._least = widths or [0] * len(heads)
         self._widths: list[int] = []
 
     def say(self, rows: Sequence[Sequence[object]]) -> None:
@@ -77,7 +79,8 @@ class PagedTable:
         lines = [list(map(str, row)) for row in rows]
         is_first = not self._widths
         if is_first:
-            self._widths = [max(map(len, column)) for column in zip(self._heads, *lines, strict=True)]
+            columns = zip(self._heads, *lines, strict=True)
+            self._widths = [max(least, *map(len, column)) for least, column in zip(self._least, columns, strict=True)]
         if draws():
             say(drawn(table_of(self._heads, lines, self._widths, show_heads=is_first)))
             return

@@ -6,7 +6,7 @@ from forebay.cli.commands import command, root
 from forebay.cli.failures import PROBLEM
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import AsJson
-from forebay.cli.terminal import say, say_json
+from forebay.cli.terminal import draws, say, say_json, say_table
 
 
 @command(root, "doctor", examples=["forebay doctor", "forebay doctor --data /var/lib/forebay --json"])
@@ -20,9 +20,12 @@ def doctor(run: Invocation, *, as_json: AsJson = False) -> int:
     from forebay.cli.doctor.probes import examine
 
     answers = list(examine(run))
-    for answer in answers:
-        if as_json:
+    if as_json:
+        for answer in answers:
             say_json({"check": answer.check, "verdict": answer.verdict, "answer": answer.answer})
-        else:
+    elif draws():
+        say_table(("verdict", "check", "answer"), [(one.verdict, one.check, one.answer) for one in answers])
+    else:
+        for answer in answers:
             say(f"{answer.verdict:8} {answer.check:14} {answer.answer}")
     return PROBLEM if any(answer.verdict is AnswerKind.PROBLEM for answer in answers) else 0
