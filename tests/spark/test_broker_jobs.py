@@ -90,6 +90,10 @@ def test_a_profile_counts_the_same_as_beside_the_broker(
     for found in (first, second):
         assert (found.figures, found.parts) == (expected.figures, expected.parts)
     assert planned.parts == profile.run(spark, beside(mixed), dry_run=True).parts
+    chosen: Any = {"where": "key = 'key-1' AND partition = 1", "columns": "key"}
+    some = profile.run(spark, through(mixed), [TOPIC], **chosen, resume=notes)
+    assert some.parts == profile.run(spark, beside(mixed), [TOPIC], **chosen).parts
+    assert some.figures["records"] == 1 + sum(row["key"] == b"key-1" and row["partition"] == 1 for row in mixed.rows)
     assert (tmp_path / "notes").stat().st_size, "what does not change was noted"
 
 

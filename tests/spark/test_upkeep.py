@@ -13,6 +13,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
+from forebay.clock import SystemClock
 from forebay.settings import TableSettings
 from forebay.spark.tables import upkeep
 from forebay.spark.tables.upkeep import EXPIRED, expire, own_folder, properties_of, remove_strays
@@ -103,6 +104,23 @@ def test_snapshots_go_by_age_and_the_current_one_never_does(catalog: Catalog) ->
 
     assert [snapshot.snapshot_id for snapshot in table.snapshots()] == [table.metadata.current_snapshot_id]
     assert numbers(table) == [0, 1, 2]
+
+
+def test_a_snapshot_is_kept_from_the_moment_when_another_took_its_place(catalog: Catalog) -> None:
+    """One that was current for weeks went with the second commit behind it, under the readers who had just begun."""
+    table = made(catalog)
+    commit(table, 0)
+    while SystemClock().now_ms() < table.snapshots()[0].timestamp_ms + 5:
+        pass
+    for number in (1, 2):
+        commit(table, number)
+    first, second, _ = table.snapshots()
+    kept, settings = 10_000, TableSettings(snapshots_kept_s=10)
+
+    assert expire(table, settings, first.timestamp_ms + kept) == 0
+    assert expire(table, settings, second.timestamp_ms + kept - 1) == 0
+    assert expire(table, settings, second.timestamp_ms + kept) in (1, 2)
+    assert table.snapshot_by_id(first.snapshot_id) is None
 
 
 @pytest.mark.parametrize("files", [0, 1, 4])

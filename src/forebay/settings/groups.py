@@ -377,7 +377,12 @@ class TableSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_o
         ),
     ] = msgspec.field(default_factory=dict)
     snapshots_kept_s: Annotated[
-        int, within(0, 3_650 * 86_400, "Older snapshots of a table are expired by the next write; till then they work.")
+        int,
+        within(
+            0,
+            3_650 * 86_400,
+            "For so long a snapshot of a table works after another took its place; the next write then expires it.",
+        ),
     ] = 7 * 86_400
     snapshots_kept_max: Annotated[
         int, within(1, 1_000_000, "Of more snapshots the oldest are expired as well, however young.")

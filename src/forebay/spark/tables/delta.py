@@ -250,11 +250,13 @@ class DeltaLakeTable:
         return {} if self._found is None else files_in(self._found, self.address)
 
     def named_files(self, settings: TableSettings, now_ms: int) -> Iterator[str]:
-        now = self.table.version()
         before = now_ms - settings.snapshots_kept_s * 1000
+        followed: int | None = None
         for entry in self.table.history(settings.snapshots_kept_max):
-            if entry["version"] != now and entry["timestamp"] <= before:
+            # A reader may have begun with a version up to the moment when the next one took its place.
+            if followed is not None and followed <= before:
                 break
+            followed = entry["timestamp"]
             found = self._at(entry["version"])
             if found is not None:
                 yield from files_in(found, self.address)

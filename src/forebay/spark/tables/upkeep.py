@@ -82,11 +82,16 @@ def _old(table: Table, settings: TableSettings, now_ms: int) -> list[int]:
     protected = {table.metadata.current_snapshot_id, *(ref.snapshot_id for ref in table.refs().values())}
     newest_first = sorted(table.snapshots(), key=lambda one: (one.sequence_number or 0, one.timestamp_ms), reverse=True)
     before = now_ms - settings.snapshots_kept_s * 1000
+    # A reader may have begun with a snapshot up to the moment when the next one took its place, however old it was.
+    followed = {one.snapshot_id: one.timestamp_ms for one in newest_first}
+    for one in reversed(newest_first):
+        if one.parent_snapshot_id is not None:
+            followed[one.parent_snapshot_id] = one.timestamp_ms
     return [
         snapshot.snapshot_id
         for place, snapshot in enumerate(newest_first)
         if snapshot.snapshot_id not in protected
-        and (place >= settings.snapshots_kept_max or snapshot.timestamp_ms <= before)
+        and (place >= settings.snapshots_kept_max or followed[snapshot.snapshot_id] <= before)
     ]
 
 
