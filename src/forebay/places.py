@@ -216,6 +216,10 @@ class Places:
         """Whether this is the name of a store whose objects are read here."""
         return store == self._local or store in self._stores
 
+    def has_files(self, store: str) -> bool:
+        """Whether this is the name of the shard directories, where the log lies beside history."""
+        return store == self._local
+
     def range(self, store: str, key: str, start: int, stop: int, etag: str | None = None) -> bytes:
         """The bytes `[start, stop)` of an object in a store that is known here; fewer at its end.
 

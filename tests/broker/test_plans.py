@@ -119,7 +119,8 @@ def test_nothing_of_another_topic_and_no_other_file_is_given(client: httpx.Clien
         "",
     ):
         assert client.get(OBJECT, params={**where, "key": key}).status_code in (400, 403), key
-    assert code(client.get(OBJECT, params={**where, "key": f"{shard}/none.seg"})) == (409, "conflict")
+    gone = f"{shard}/00000000000000000999-00000001.seg"
+    assert code(client.get(OBJECT, params={**where, "key": gone})) == (409, "conflict")
     assert code(client.get(OBJECT, params={**where, "store": "s3:elsewhere"})) == (409, "conflict")
     assert code(client.get(OBJECT, params={**where, "partition": "1"})) == (400, "invalid")
     assert code(client.get(OBJECT, params={**where, "start": "9", "stop": "3"})) == (400, "invalid")
@@ -130,6 +131,36 @@ def test_nothing_of_another_topic_and_no_other_file_is_given(client: httpx.Clien
     assert code(client.get(OBJECT, params={**where, "topic_id": other["topic_id"]})) == (409, "conflict")
     assert code(client.get(STORED, params={"start": 0, "topic_id": other["topic_id"]})) == (409, "conflict")
     assert code(client.get("/v1/topics/shop/none/plan")) == (404, "unknown_topic")
+
+
+def test_of_the_files_of_a_shard_only_those_of_history_are_given(
+    broker: RunningBroker, client: httpx.Client, tmp_path: Path
+) -> None:
+    """Every file of the directory was given once: the log that grows, marks, and what recovery had put aside."""
+    where = segment(client)
+    add(client, "not sealed")
+    shard = where["key"].partition("/")[0]
+    directory = tmp_path / "data" / "shards" / shard
+    (directory / "aside").mkdir()
+    (directory / "aside" / "00000000000000000000-00000001.seg").write_bytes(b"put aside")
+    names = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    growing = sorted(name for name in names if name.endswith(".seg") and "/" not in name)[-1]
+    history = {where["key"].partition("/")[2], where["key"].partition("/")[2].replace(".seg", ".idx")}
+    assert growing not in history and history < names, names
+
+    given = {
+        name for name in names if client.get(OBJECT, params={**where, "key": f"{shard}/{name}"}).status_code == 200
+    }
+
+    assert given == history
+    assert client.post("/v1/topics/shop/orders/export").status_code == 200
+    assert client.get(OBJECT, params={**where, "key": f"{shard}/{growing}"}).status_code == 200, "it is history by now"
+    assert code(client.get(OBJECT, params={**where, "key": f"{shard}/{'0' * 64}.manifest"})) == (403, "forbidden")
+    for name in ("loads/one/t-0.seg", "compacted/0-t.parquet", "compacted/0-t.idx", "1-0.idx"):
+        loads = {"store": where["store"].replace("local:", "loads:"), "key": f"{shard}/{name}"}
+        assert code(client.get(OBJECT, params={**where, **loads})) == (409, "conflict"), "it may be, and is not there"
+    elsewhere = {"store": where["store"].replace("local:", "loads:"), "key": f"{shard}/{'0' * 64}.manifest"}
+    assert code(client.get(OBJECT, params={**where, **elsewhere})) == (403, "forbidden")
 
 
 def test_a_topic_that_only_its_owner_reads_has_no_plan(client: httpx.Client) -> None:

@@ -17,6 +17,7 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Forbidden, Unsupported
+from forebay.format.files.segment import may_be_history
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import MetadataStore
 from forebay.pages import Page
@@ -27,7 +28,7 @@ from forebay.storage.shards import Shards
 from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.views.look import LoadsSeen, ViewedShard
 from forebay.views.snapshot import ShardView
-from forebay.wal.files import FileList
+from forebay.wal.files import FileList, SealedFile
 from forebay.wal.removals import Removals
 
 VIEWERS_KEPT: Final = 256
@@ -150,16 +151,36 @@ class TopicViews:
         return shard.wal.read(offset, bytes_max), shard.wal.head
 
     def bytes(self, ref: ShardRef, wanted: StoredRange) -> bytes:
-        """Bytes of an object of this partition; fewer at its end. `BlobMissing` if it is gone."""
+        """Bytes of a segment of this partition's history, or of its index; fewer at its end.
+
+        `BlobMissing` if it is gone. `Forbidden` for what no plan names: other objects, other files of the shard, and a
+        log file that still grows, for it has bytes that no reader may see yet.
+        """
         store, key, start, stop, etag = wanted
         check_range(start, stop)
-        if not check_key(key).startswith(f"{ref.id}/"):
-            raise Forbidden(f"{key!a:.200} is no object of {ref}: ask for those that its plan names", shard=ref)
+        shard, _, name = check_key(key).partition("/")
+        is_file = self._places.has_files(store)
+        if shard != ref.id or not may_be_history(name, is_file=is_file):
+            raise _not_planned(ref, key)
         if not self._places.knows(store):
             raise BlobMissing(f"{key} lies in {store!a:.80}, which is not reached from here: ask for the plan again")
-        return self._places.range(store, key, start, stop, etag)
+        found = self._places.range(store, key, start, stop, etag)
+        # Looked at behind the read: a file that is sealed by now had no bytes that were not published.
+        if is_file and self._grows(ref, name):
+            raise _not_planned(ref, key)
+        return found
+
+    def _grows(self, ref: ShardRef, name: str) -> bool:
+        """Whether this file of a shard directory is one of the log that is not sealed."""
+        shard = self._shards.read(ref)
+        files = shard.wal.files.all if isinstance(shard, SegmentShard) else ()
+        return any(not isinstance(file, SealedFile) and file.path.endswith(f"/{name}") for file in files)
 
     def _viewed(self, ref: ShardRef, loads: LoadsSeen) -> ViewedShard:
         keys = ShardKeys(ref.spec.namespace, ref.spec.topic, ref.partition, self._settings.metadata.prefix)
         catalog = ShardCatalog(self._metadata, keys, ref.spec.topic_id, self._places.manifest, clock=self._clock)
         return ViewedShard(ref, catalog, OwnedLog(self._shards, ref), loads, holder=self._holder, disk=self._disk)
+
+
+def _not_planned(ref: ShardRef, key: str) -> Forbidden:
+    return Forbidden(f"{key!a:.200} is no object of {ref}: ask for those that its plan names", shard=ref)

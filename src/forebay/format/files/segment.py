@@ -32,6 +32,8 @@ _MAGIC: Final = b"FBYS"
 _HEADER: Final = struct.Struct("<4sBBIHII16s16sQ")
 _CRC: Final = struct.Struct("<I")
 _NAME: Final = re.compile(r"([0-9]{20})-([0-9]{8,10})\.seg")
+_FILE: Final = re.compile(r"[0-9]{20}-[0-9]{8,10}(\.seg|(-[0-9a-f]{16})?\.idx)")
+_OBJECT: Final = re.compile(r"(compacted/|loads/[^/]+/)?[^/]+\.(seg|parquet|idx)")
 assert _HEADER.size + _CRC.size == HEADER_BYTES
 
 
@@ -93,6 +95,14 @@ def index_name(name: str) -> str:
     """The name of the index file of a sealed segment, or of one in Parquet."""
     assert is_segment(name)
     return name.removesuffix(SEGMENT_SUFFIX).removesuffix(PARQUET_SUFFIX) + INDEX_SUFFIX
+
+
+def may_be_history(name: str, *, is_file: bool) -> bool:
+    """Whether a segment of history or its index may have this name, below the name of its shard.
+
+    `is_file` for the files of a data directory, where logs, marks and what recovery put aside lie beside them.
+    """
+    return (_FILE if is_file else _OBJECT).fullmatch(name) is not None
 
 
 def is_segment(name: str) -> bool:
