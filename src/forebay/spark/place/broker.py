@@ -7,6 +7,7 @@ process when the first request is made, and stays in it. Knows nothing of Spark.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -88,7 +89,7 @@ class BrokerLink:
 
 
 class BrokerPlace:
-    """A location behind a broker, seen from this process. For one thread at a time; `close` it."""
+    """A location behind a broker, seen from this process. For one thread at a time, `link` for any; `close` it."""
 
     def __init__(self, location: Location, topics: Mapping[str, str] | None = None) -> None:
         """`topics` are names by the ids of topics; those that are looked at need not be among them."""
@@ -99,6 +100,8 @@ class BrokerPlace:
         self._plans: dict[str, TopicPlan] = {}
         """The last plan of each topic with its history, by name."""
         self._opened: list[BrokerPlaces] = []
+        self._link: BrokerLink | None = None
+        self._linking = threading.Lock()
 
     directory: Final = None
     """There is none here: see `Opened.directory`."""
@@ -108,10 +111,13 @@ class BrokerPlace:
         """What this process knows by itself, and where the store is if the broker has said so."""
         return self.location.settings()
 
-    @cached_property
+    @property
     def link(self) -> BrokerLink:
-        """The connection, made at the first request."""
-        return BrokerLink(self.location)
+        """The connection, made at the first request. For any thread: those that read ahead ask at the same time."""
+        with self._linking:
+            if self._link is None:
+                self._link = BrokerLink(self.location)
+            return self._link
 
     @cached_property
     def places(self) -> BrokerPlaces:
@@ -169,8 +175,8 @@ class BrokerPlace:
         """Give everything back."""
         for places in self._opened:
             places.close()
-        if "link" in self.__dict__:
-            self.link.close()
+        if self._link is not None:
+            self._link.close()
         self.disk.close()
 
 
