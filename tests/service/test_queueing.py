@@ -24,7 +24,7 @@ LIMITS = BodyLimits(1_000_000, 10_000)
 
 def run(path: Path, use: Callable[[AsyncLog], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(PATIENCE), AsyncLog(path, quick(), commits_in_loop=True) as log:
+        async with asyncio.timeout(PATIENCE), AsyncLog(path, quick(), commits_each_turn=True) as log:
             await use(log)
 
     asyncio.run(whole())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,7 +14,6 @@ from forebay.aio.groups import AsyncGroup
 from forebay.aio.loads import AsyncLoads
 from forebay.aio.reads import UNNAMED
 from forebay.aio.topic import AsyncTopic
-from forebay.aio.turns import TurnPace
 from forebay.aio.workers import Workers
 from forebay.bulk import SharedStore
 from forebay.errors import Closed, Conflict, Corrupt, DataLoss, Moved, Unavailable, UnsupportedFormat
@@ -28,7 +26,6 @@ from forebay.partitioning import check_partition
 from forebay.settings import Settings
 from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
-from forebay.storage.background.sync import SYNC_WORKER
 from forebay.storage.copying import Copied, OnRecords
 from forebay.storage.recorded import RecordedShard
 from forebay.storage.recovery import Progress, Recovered
@@ -53,14 +50,14 @@ class AsyncLog:
         *,
         read_only: bool = False,
         may_own: MayOwn | None = None,
-        commits_in_loop: bool = False,
+        commits_each_turn: bool = False,
     ) -> None:
-        """With `commits_in_loop` the loop itself writes what asks for no sync: for servers, see `turns`."""
+        """With `commits_each_turn` what one turn of the loop has queued is committed together: see `turns`."""
         self._open = partial(Storage.open, path, settings, read_only=read_only, may_own=may_own)
         self._storage: Storage | None = None
         self._workers = Workers(
             reads_waiting_max=settings.server.reads_waiting_per_principal_max,
-            pace=TurnPace(self._syncing_seconds) if commits_in_loop else None,
+            commits_each_turn=commits_each_turn,
         )
         self._opening = RankedLock(Rank.LOG, "aio.opening")
         self._found: Storage | None = None
@@ -257,11 +254,6 @@ class AsyncLog:
     def workers(self) -> tuple[WorkerStatus, ...]:
         """See `Storage.workers`."""
         return self._log.workers()
-
-    def _syncing_seconds(self) -> float:
-        """For how long the background sync that is under way has been at one shard; without end if it was given up."""
-        found = [status for status in self._log.workers() if status.name == SYNC_WORKER]
-        return max((math.inf if status.stuck else status.running_s or 0.0 for status in found), default=0.0)
 
     async def recover(self, on_progress: Progress | None = None) -> Recovered:
         """See `Storage.recover`; `on_progress` is called in the event loop."""

@@ -69,8 +69,7 @@ class AsyncTopic:
         self._workers = workers
         self._timeout = settings.wal.append_timeout_ms / 1000
         self._room = Published(topic)
-        pace = workers.pace
-        self._turns = None if pace is None else TurnCommits(self._appender.commit_soon, pace)
+        self._turns = TurnCommits(self._appender.commit_soon) if workers.commits_each_turn else None
         self._opening: dict[int, _Opening] = {}
         """Partitions that appends wait for. Touched in the loop alone."""
 

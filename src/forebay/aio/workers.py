@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from forebay.aio.reads import UNNAMED, ReadThreads
-from forebay.aio.turns import TurnPace
 from forebay.errors import Closed
 from forebay.live import Feeds
 from forebay.storage import Topic
@@ -34,10 +33,10 @@ class Workers:
     none of them keeps a call to the metadata store waiting.
     """
 
-    def __init__(self, *, reads_waiting_max: int, pace: TurnPace | None) -> None:
+    def __init__(self, *, reads_waiting_max: int, commits_each_turn: bool) -> None:
         """`reads_waiting_max` reads of one caller with a name may wait for a thread."""
-        self.pace = pace
-        """When the loop itself may write what asks for no sync; `None` if it never does. See `turns`."""
+        self.commits_each_turn = commits_each_turn
+        """Whether commits are asked for at the end of each turn of the loop: see `turns`."""
         self._control = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
         self._reads = ReadThreads(reads_waiting_max)
         self._jobs = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-job")

@@ -118,7 +118,7 @@ class BrokerRun:
         on_bound(url_of(bound, self._settings.server))
         try:
             async with (
-                AsyncLog(self._path, self._settings, commits_in_loop=True) as log,
+                AsyncLog(self._path, self._settings, commits_each_turn=True) as log,
                 self._tokens(log) as tokens,
                 self._routers(log) as routers,
             ):

@@ -224,10 +224,6 @@ class MemoryShard:
     def commit(self) -> None:
         """Nothing ever waits."""
 
-    def commit_at_once(self, bytes_max: int) -> bool:
-        """Nothing ever waits."""
-        return True
-
     @property
     def commits_slowly(self) -> bool:
         """See `OwnedShard`."""

@@ -142,12 +142,6 @@ class OwnedShard(ReadShard, Protocol):
     def commit(self) -> None:
         """Write and publish everything that is queued."""
 
-    def commit_at_once(self, bytes_max: int) -> bool:
-        """As `commit`, where that is no more than one write of at most so many bytes; false if something is left.
-
-        For event loops: they leave the rest to another thread.
-        """
-
     @property
     def commits_slowly(self) -> bool:
         """Whether `commit` must first wait for something else than writing and syncing what is queued.

@@ -160,10 +160,6 @@ class SegmentShard:
         """See `OwnedShard`."""
         self.wal.commit()
 
-    def commit_at_once(self, bytes_max: int) -> bool:
-        """See `OwnedShard`."""
-        return self.wal.commit_at_once(bytes_max)
-
     def is_inside(self) -> bool:
         """See `OwnedShard`."""
         return self.wal.group.is_inside() or self.wal.queue.is_inside()

@@ -281,35 +281,10 @@ class Wal:
         """Write and publish everything that waits; see `GroupCommit.commit`."""
         self.group.commit()
 
-    def commit_at_once(self, bytes_max: int) -> bool:
-        """Commit what waits if that means one write of at most so many bytes; false if it is left, or some of it.
-
-        For event loops. It is left where a commit waits for more: for another thread that writes, for a sync, a new
-        file or a reservation. Runs in the thread of the loop, which holds no lock.
-        """
-        group, queue, writer = self.group, self.queue, self.writer
-        if self.policy.syncs_before_ack or queue.bytes > bytes_max or group.is_inside() or queue.is_inside():
-            return False
-        # Taken inside: an exception (Ctrl-C) right after that must find the block that gives the lock back.
+    def _commit(self) -> None:
+        """Write, publish and acknowledge what waits, in this order, or fail it. The caller holds the commit lock."""
         try:
-            if group.lock.acquire(blocking=False) and not writer.syncing and not writer.waits_before(queue.next):
-                # What is queued since that look may reach further: it must not wait for a reservation here.
-                self._commit(writer.reserved_end)
-        finally:
-            try:  # noqa: SIM105 - a call before the release could be interrupted
-                group.lock.release()
-            except RuntimeError:
-                pass  # another thread has it
-            group.call_back()
-        return queue.is_empty
-
-    def _commit(self, end_max: int | None = None) -> None:
-        """Write, publish and acknowledge what waits, in this order, or fail it. The caller holds the commit lock.
-
-        Nothing if it reaches above `end_max`.
-        """
-        try:
-            written = self._write_queued(end_max)
+            written = self._write_queued()
             if written is not None:
                 if self.policy.syncs_before_ack:
                     self.writer.sync()

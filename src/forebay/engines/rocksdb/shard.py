@@ -159,10 +159,6 @@ class RocksShard:
         """See `OwnedShard`."""
         self._group.commit()
 
-    def commit_at_once(self, bytes_max: int) -> bool:
-        """See `OwnedShard`: a write of the database may wait for what it does in the background."""
-        return False
-
     def acknowledge(self, ticket: Ticket) -> int:
         """See `OwnedShard`."""
         return self._group.wait(ticket)
