@@ -8,10 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from forebay.broker import app, plans
+from forebay.broker.app import Broker
 from forebay.broker.routes import Route
 from forebay.broker.table import ROUTES
 from forebay.service.quotas import QuotaCounts
@@ -20,7 +23,8 @@ from tests.support.brokers import RunningBroker, running_broker, server_settings
 
 SECONDS = 60.0
 MIB = 1024 * 1024
-RECORDS = "/v1/topics/shop/orders/records"
+TOPIC = "/v1/topics/shop/orders"
+RECORDS = f"{TOPIC}/records"
 FRAMES = "application/vnd.forebay.frames"
 ALWAYS = {"get_metrics"}
 """Answered although limits are reached: an operator looks there for them."""
@@ -73,6 +77,26 @@ def test_every_route_that_asks_for_a_right_counts(full: httpx.Client, route: Rou
             assert limit in answer.read().decode()
         else:
             assert answer.status_code == 200
+
+
+@contextmanager
+def held_elsewhere(broker: RunningBroker, size: int) -> Iterator[None]:
+    """Another caller has so many bytes under way."""
+    done = threading.Event()
+
+    def change(call: Callable[[], object]) -> None:
+        done.clear()
+        broker.loop.call_soon_threadsafe(call)
+        broker.loop.call_soon_threadsafe(done.set)
+        assert done.wait(SECONDS)
+
+    admission = broker.process.broker.service.quotas.request("another")
+    change(admission.__enter__)
+    change(lambda: admission.hold(size, is_done=True))
+    try:
+        yield
+    finally:
+        change(lambda: admission.__exit__(None, None, None))
 
 
 @contextmanager
@@ -137,3 +161,82 @@ def test_where_answers_take_much_memory_others_are_smaller_and_then_refused(larg
         assert client.get("/v1/topics/shop/orders").status_code == 200
         assert client.post("/v1/topics/shop/orders/flush").status_code == 204
     wait_for(large, lambda found: found.requests == found.bytes == 0)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The answers that threads have made."""
+    found: list[object] = []
+    compute = Broker.compute
+
+    async def note(broker: Broker, call: Callable[[], Any]) -> Any:
+        found.append(call)
+        return await compute(broker, call)
+
+    monkeypatch.setattr(Broker, "compute", note)
+    return found
+
+
+@pytest.mark.parametrize("address", ["/v1/topics?prefix=shop/", "/v1/status", "/v1/groups", f"{TOPIC}/plan"])
+def test_a_long_answer_counts_before_it_is_made(
+    tmp_path: Path, made: list[object], monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """It once counted when it was made: however many were made at once had room in no limit."""
+    monkeypatch.setattr(app, "LOOP_ITEMS_MAX", 1)
+    monkeypatch.setattr(app, "ITEM_BYTES", MIB)
+    monkeypatch.setattr(plans, "PIECE_BYTES", MIB)
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        for name in ("orders", "visits"):
+            assert client.put(f"/v1/topics/shop/{name}").status_code == 201
+            assert client.post(f"/v1/topics/shop/{name}/records", json=[{"value": "v"}]).status_code == 200
+            commit = {"topic": "shop/orders", "partition": 0, "offset": 0}
+            assert client.post(f"/v1/groups/{name}/commit", json=commit).status_code == 200
+        made.clear()
+        with held_elsewhere(broker, broker.process.broker.settings.bytes_in_flight_max - 1000):
+            refused = client.get(address)
+            assert refused.status_code == 429, refused.text
+            assert refused.json()["error"]["detail"]["limit"] == "server.bytes_in_flight_max"
+            assert made == []
+        assert client.get(address).status_code == 200
+        assert len(made) == 1
+        wait_for(broker, lambda found: found.requests == found.bytes == 0)
+
+
+def test_records_that_are_looked_at_have_a_size_that_there_is_room_for(tmp_path: Path) -> None:
+    """A page of dead letters, or of records that are not done, once had as many bytes as a thousand records have."""
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        assert client.put(TOPIC).status_code == 201
+        subscription = f"{TOPIC}/subscriptions/billing"
+        options = {"start": "earliest", "deliveries_max": 1, "on_spent": "dead_letter"}
+        assert client.put(subscription, json=options).status_code == 200
+        for _ in range(6):
+            raw = {"content": bytes(400_000), "headers": {"content-type": "application/octet-stream"}}
+            assert client.post(RECORDS, **raw).status_code == 200  # type: ignore[arg-type]
+
+        peeked = client.get(f"{subscription}/peek", params={"records_max": 100}).json()["records"]
+
+        assert [each["offset"] for each in peeked] == [0, 1]
+        letters = _spent(client, subscription, 6)
+        found: list[int] = []
+        while page := client.get(letters, params={"after_offset": found[-1]} if found else {}).json()["letters"]:
+            assert len(page) <= 2
+            found += [each["offset"] for each in page]
+        assert found == list(range(6))
+        with held_elsewhere(broker, broker.process.broker.settings.bytes_in_flight_max - 1000):
+            assert client.get(letters).status_code == 429
+            assert client.get(f"{subscription}/peek").status_code == 429
+
+
+def _spent(client: httpx.Client, subscription: str, count: int) -> str:
+    """The address of the dead letters, once so many records were refused and have gone there."""
+    consumer = f"{subscription}/consumers/one"
+    assert client.put(consumer).status_code == 200
+    refused = 0
+    while refused < count:
+        records = client.post(f"{consumer}/pull", json={"max": 100}).json()["records"]
+        offsets = {"0": [each["record"]["offset"] for each in records]}
+        assert client.post(f"{consumer}/nack", json={"offsets": offsets}).status_code == 200
+        refused += len(records)
+    assert client.delete(consumer).status_code == 204
+    topic = client.get(subscription).json()["dead_letter_topic"]
+    return f"/v1/topics/{topic}/deadletters"

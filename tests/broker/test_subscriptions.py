@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -17,6 +18,8 @@ import pytest
 import forebay
 from forebay.clock import SystemClock
 from forebay.service.tokens import Tokens
+from forebay.storage import Topic
+from forebay.subscriptions.dispatch import Dispatch
 from forebay.wire.events import EventDecoder, ServerEvent
 from tests.support.brokers import START_SECONDS, RunningBroker, running_broker, server_settings
 from tests.support.waiting import until
@@ -366,3 +369,79 @@ def test_metrics_follow_what_consumers_do(client: httpx.Client) -> None:
     assert (held["consumers"], held["lag"], held["held"], held["redeliveries_total"]) == (1, 3, 3, 0)
     assert (after["lag"], after["held"], after["spent"]) == (0, 0, 0)
     assert (after["deliveries_total"], after["redeliveries_total"], after["dead_letters_total"]) == (5, 2, 1)
+
+
+def test_a_pull_reads_no_more_than_it_delivers(
+    broker: RunningBroker, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that came again were all read, a thousand at a time, and those that did not fit were given back."""
+    subscribe(client, mode="shared")
+    for _ in range(12):
+        append(client, "v" * 300_000)
+    consumer = attach(client, "one")
+    taken: list[int] = []
+    while len(taken) < 12:
+        taken += [offset for offset, _ in pull(client, consumer, max=1000)]
+    assert client.post(f"{consumer}/nack", json={"offsets": {"0": taken}, "delay_ms": 0}).status_code == 200
+    read: list[int] = []
+    page = Topic.batch_page
+
+    def note(topic: Topic, partition: int, offset: int, **limits: Any) -> Any:
+        read.append(offset)
+        return page(topic, partition, offset, **limits)
+
+    monkeypatch.setattr(Topic, "batch_page", note)
+
+    assert pull(client, consumer, max=1000, bytes_max=700_000) == [(0, 2), (1, 2)]
+    assert len(read) <= 3, "one page has one of them"
+    assert pull(client, consumer, max=1000, bytes_max=1) == [(2, 2)], "one at least"
+    rest = [each for _ in range(3) for each in pull(client, consumer, max=1000, bytes_max=1_000_000)]
+    assert rest == [(offset, 2) for offset in range(3, 12)], "each once, in order, and none counted as delivered before"
+
+
+def test_a_pull_of_several_partitions_fits_into_its_bytes(client: httpx.Client) -> None:
+    assert client.delete(TOPIC).status_code == 204
+    assert client.put(TOPIC, json={"partitions": 3}).status_code == 201
+    for partition in range(3):
+        body = [{"value": "v" * 1000}] * 10
+        assert client.post(f"{TOPIC}/records", params={"partition": partition}, json=body).status_code == 200
+    subscribe(client, mode="shared")
+    consumer = attach(client, "one")
+    found: Counter[tuple[int, int]] = Counter()
+    while found.total() < 30:
+        records = client.post(f"{consumer}/pull", json={"max": 1000, "bytes_max": 2500}).json()["records"]
+        assert 1 <= len(records) <= 2
+        assert {each["attempt"] for each in records} == {1}
+        found.update((each["record"]["partition"], each["record"]["offset"]) for each in records)
+    assert set(found.values()) == {1}
+
+
+def test_a_long_list_of_acknowledgements_leaves_the_loop_to_others_in_between(
+    broker: RunningBroker, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole list was worked off in one turn of the event loop, with the lock of the subscription held."""
+    subscribe(client, mode="shared", window_records_max=20_000)
+    lines = b'{"value": ""}\n' * 7_000
+    ndjson = {"content-type": "application/x-ndjson"}
+    assert client.post(f"{TOPIC}/records", content=lines, headers=ndjson).status_code == 200
+    consumer = attach(client, "one", unacked_max=20_000)
+    taken: list[int] = []
+    while len(taken) < 7_000:
+        taken += [offset for offset, _ in pull(client, consumer, max=1000)]
+    sizes: list[int] = []
+    turns: list[int] = []
+    ack = Dispatch.ack
+
+    def note(dispatch: Dispatch, number: int, done: Any) -> Any:
+        sizes.append(sum(map(len, done.values())))
+        broker.loop.call_soon(lambda: turns.append(len(sizes)))
+        return ack(dispatch, number, done)
+
+    monkeypatch.setattr(Dispatch, "ack", note)
+
+    answer = client.post(f"{consumer}/ack", json={"offsets": {"0": taken, "7": [1]}})
+
+    assert answer.json() == {"counted": 7_000}
+    assert max(sizes) <= 1_000 and sum(sizes) == 7_001
+    assert turns[:6] == [1, 2, 3, 4, 5, 6], "others had a turn behind each part"
+    assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["cursor"] == 7_000

@@ -23,9 +23,12 @@ class AsyncDeadLetters:
         """The topic that they lie in."""
         return self._letters.topic
 
-    async def letters(self, records_max: int = 100, *, after: LetterPlace | None = None) -> list[DeadLetter]:
+    async def letters(
+        self, records_max: int = 100, *, after: LetterPlace | None = None, bytes_max: int | None = None
+    ) -> list[DeadLetter]:
         """See `DeadLetters.letters`."""
-        return await self._workers.run_job(partial(self._letters.letters, records_max, after=after))
+        call = partial(self._letters.letters, records_max, after=after, bytes_max=bytes_max)
+        return await self._workers.run_job(call)
 
     async def get(self, offset: int, partition: int = 0) -> DeadLetter:
         """See `DeadLetters.get`."""

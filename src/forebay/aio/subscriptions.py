@@ -63,9 +63,11 @@ class AsyncSubscription:
         """See `Subscription.lag`."""
         return await self._run(self._subscription.lag)
 
-    async def peek(self, records_max: int = 10, *, partition: int | None = None) -> list[Record]:
+    async def peek(
+        self, records_max: int = 10, *, partition: int | None = None, bytes_max: int | None = None
+    ) -> list[Record]:
         """See `Subscription.peek`."""
-        return await self._run(self._subscription.peek, records_max, partition=partition)
+        return await self._run(self._subscription.peek, records_max, partition=partition, bytes_max=bytes_max)
 
     async def pause(self) -> None:
         """See `Subscription.pause`."""
@@ -107,8 +109,12 @@ class AsyncConsumer:
         self._pulling: asyncio.Future[list[DeliveredRecord]] | None = None
         """What a thread reads, or has read last."""
 
-    async def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
+    async def take(
+        self, records_max: int = 100, *, wait_s: float = 0.0, bytes_max: int | None = None
+    ) -> list[DeliveredRecord]:
         """See `Consumer.take`. A take that is cancelled has taken nothing.
+
+        With `bytes_max` it takes, and reads, records of about so many bytes, one at least.
 
         Where too many reads of its caller wait, the take tries again as long as it may wait, and then is `Throttled`.
         """
@@ -124,7 +130,7 @@ class AsyncConsumer:
             # Before the look: what comes after it wakes.
             dispatch.wait(self._number, waker)
             try:
-                found = await self._pull_in_turn(count, deadline)
+                found = await self._pull_in_turn(count, bytes_max, deadline)
                 pause = pause_s(dispatch, deadline - loop.time())
                 if found or pause is None:
                     return found
@@ -176,11 +182,6 @@ class AsyncConsumer:
         """As `nack`, by partition."""
         return self._driver.nack(self._number, failed, checked_delay(delay_ms), error)
 
-    @property
-    def may_give_back(self) -> bool:
-        """Whether what was taken can be given back: not where records are delivered at most once."""
-        return not self._driver.dispatch.is_lossy
-
     def give_back(self, taken: Mapping[int, Sequence[int]]) -> None:
         """What was taken and not used is due again, as if it had not been delivered."""
         for partition, offsets in taken.items():
@@ -230,22 +231,22 @@ class AsyncConsumer:
         if not attaching.cancelled() and attaching.exception() is None:
             self._driver.dispatch.abandon(attaching.result())
 
-    async def _pull_in_turn(self, count: int, deadline: float) -> list[DeliveredRecord]:
+    async def _pull_in_turn(self, count: int, bytes_max: int | None, deadline: float) -> list[DeliveredRecord]:
         """As `_pull`; nothing while too many reads of the caller wait and there is time to ask again."""
         try:
-            return await self._pull(count)
+            return await self._pull(count, bytes_max)
         except Throttled:
             if asyncio.get_running_loop().time() >= deadline:
                 raise
             return []
 
-    async def _pull(self, count: int) -> list[DeliveredRecord]:
+    async def _pull(self, count: int, bytes_max: int | None) -> list[DeliveredRecord]:
         """What is due now: from memory in the loop, else by a thread. What a cancelled task pulled is due again."""
         number = self._number
-        found = self._driver.pull_cached(number, count)
+        found = self._driver.pull_cached(number, count, bytes_max)
         if found is not None:
             return found
-        pulling = self._workers.start_reading(partial(self._driver.pull, number, count), self._who)
+        pulling = self._workers.start_reading(partial(self._driver.pull, number, count, bytes_max), self._who)
         self._pulling = pulling
         try:
             return await asyncio.shield(pulling)

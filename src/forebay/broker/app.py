@@ -43,6 +43,8 @@ RECOVERING_MAX: Final = 0.9999
 """How far a recovery says to be at most: the whole means that the broker is ready."""
 LOOP_ITEMS_MAX: Final = 100
 """Longer lists are made by a thread: ten thousand items take the loop 50 ms and more."""
+ITEM_BYTES: Final = 300
+"""About what an item of a list takes in its answer, for as long as that is not made."""
 COMPUTING_THREADS: Final = 2
 """Threads that decode and encode: more of them would wait for the interpreter."""
 BUFFERED_BYTES: Final = 64 * 1024
@@ -150,10 +152,16 @@ class Broker:
         """Run what only computes, and takes long, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._computing, call)
 
-    async def list_answer(self, items: Sequence[T], make: Callable[[Sequence[T]], msgspec.Struct]) -> HttpAnswer:
-        """The message that `make` gives for the items, as an answer. A thread makes it where there are many."""
+    async def list_answer(
+        self, request: Request, items: Sequence[T], make: Callable[[Sequence[T]], msgspec.Struct]
+    ) -> HttpAnswer:
+        """The message that `make` gives for the items, as an answer. Where there are many it counts before it is made.
+
+        A thread makes it then.
+        """
         if len(items) <= LOOP_ITEMS_MAX:
             return HttpAnswer.of(make(items))
+        request.admitted.hold(len(items) * ITEM_BYTES)
         return await self.compute(lambda: HttpAnswer.of(make(items)))
 
     def note_progress(self, done: float) -> None:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from forebay.broker.app import Broker
 from forebay.broker.exchange import HttpAnswer, Request
+from forebay.broker.records import PAGE_BYTES
 from forebay.broker.routes import Route
 from forebay.broker.topics import TOPIC
 from forebay.errors import Invalid
@@ -60,7 +61,11 @@ async def list_dead_letters(broker: Broker, request: Request) -> HttpAnswer:
     query = request.query(LettersQuery)
     after = None if query.after_offset is None else LetterPlace(query.after_partition, query.after_offset)
     found = await broker.service.dead_letters.letters(
-        request.principal, _ref(request, query), records_max=query.records_max, after=after
+        request.principal,
+        _ref(request, query),
+        records_max=query.records_max,
+        after=after,
+        bytes_max=request.admitted.reserve(PAGE_BYTES),
     )
     return await broker.compute(lambda: HttpAnswer.of(LetterList([LetterItem.of(letter) for letter in found])))
 

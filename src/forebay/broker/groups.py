@@ -34,7 +34,8 @@ class ForgetQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 async def list_groups(broker: Broker, request: Request) -> HttpAnswer:
     """The names of groups and readers."""
     request.query(NoQuery)
-    return HttpAnswer.of(GroupPage(await broker.service.groups(request.principal)))
+    names = await broker.service.groups(request.principal)
+    return await broker.list_answer(request, names, lambda found: GroupPage(list(found)))
 
 
 async def get_group(broker: Broker, request: Request) -> HttpAnswer:
@@ -46,7 +47,9 @@ async def get_group(broker: Broker, request: Request) -> HttpAnswer:
         place if place.failure is None else place._replace(failure=broker.public_message(place.failure))
         for place in places
     ]
-    return HttpAnswer.of(GroupPlaces(name, [GroupItem.of(place) for place in shown]))
+    return await broker.list_answer(
+        request, shown, lambda found: GroupPlaces(name, [GroupItem.of(place) for place in found])
+    )
 
 
 async def commit_offset(broker: Broker, request: Request) -> HttpAnswer:

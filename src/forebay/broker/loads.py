@@ -53,7 +53,7 @@ async def list_loads(broker: Broker, request: Request) -> HttpAnswer:
     """A page of the loads into a topic."""
     query = request.query(LoadListQuery)
     found, more = await broker.service.load_page(request.principal, request.topic, after=query.after, limit=query.limit)
-    return HttpAnswer.of(LoadList(found, more))
+    return await broker.list_answer(request, found, lambda loads: LoadList(list(loads), more))
 
 
 async def get_load_target(broker: Broker, request: Request) -> HttpAnswer:

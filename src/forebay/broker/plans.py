@@ -29,6 +29,8 @@ from forebay.wire.plans import HistoryPiece, LogPiece, PlannedPartition, TopicPl
 BYTES: Final = "application/octet-stream"
 OBJECT_BYTES_MAX: Final = 8 * 1024 * 1024
 """What one answer has of an object."""
+PIECE_BYTES: Final = 600
+"""About what a piece of history takes in a plan, for as long as that is not made."""
 POSITION_MAX: Final = 1 << 50
 """No object is as long as that."""
 
@@ -66,6 +68,7 @@ async def get_plan(broker: Broker, request: Request) -> HttpAnswer:
     """Where the records of a topic lie now."""
     known = request.query(PlanQuery).known
     found = await broker.service.look(request.principal, request.topic)
+    request.admitted.hold(sum(len(view.pieces) for view in found.views) * PIECE_BYTES)
     return await broker.compute(partial(_answer, found, known))
 
 

@@ -39,7 +39,7 @@ async def list_routers(broker: Broker, request: Request) -> HttpAnswer:
     query = request.query(RouterQuery)
     found, more = await broker.service.routers.page(request.principal, after=query.after, limit=query.limit)
     return await broker.list_answer(
-        found, lambda statuses: RouterList([_item(broker, status) for status in statuses], more)
+        request, found, lambda statuses: RouterList([_item(broker, status) for status in statuses], more)
     )
 
 

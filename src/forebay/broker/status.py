@@ -40,7 +40,7 @@ async def get_topic_status(broker: Broker, request: Request) -> HttpAnswer:
     request.query(NoQuery)
     found = await broker.service.topic_status(request.principal, request.topic)
     return await broker.list_answer(
-        found.open, lambda opened: PartitionList([partition_item(broker, each) for each in opened])
+        request, found.open, lambda opened: PartitionList([partition_item(broker, each) for each in opened])
     )
 
 
@@ -110,7 +110,7 @@ async def get_status(broker: Broker, request: Request) -> HttpAnswer:
             workers=workers,
         )
 
-    return await broker.list_answer(found.open, status_of)
+    return await broker.list_answer(request, found.open, status_of)
 
 
 class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,7 +128,7 @@ async def get_usage(broker: Broker, request: Request) -> HttpAnswer:
     def usage_of(sums: Sequence[TierUsage]) -> UsageList:
         return UsageList([UsageItem(topic=one.topic, tier=one.tier, files=one.files, bytes=one.bytes) for one in sums])
 
-    return await broker.list_answer(found, usage_of)
+    return await broker.list_answer(request, found, usage_of)
 
 
 def partition_item(broker: Broker, status: PartitionStatus) -> PartitionItem:

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from forebay.broker.app import Broker, LastingAnswer
 from forebay.broker.exchange import HttpAnswer, Request, Streamed
-from forebay.broker.records import PAGE_RECORDS
+from forebay.broker.records import PAGE_BYTES, PAGE_RECORDS
 from forebay.broker.routes import Route
 from forebay.broker.topics import TOPIC
 from forebay.broker.watch import MEDIA, RETRY_MS
@@ -101,7 +101,7 @@ async def list_subscriptions(broker: Broker, request: Request) -> HttpAnswer:
     """The subscriptions of a topic."""
     found = await broker.service.subscriptions.of_topic(request.principal, request.topic)
     return await broker.list_answer(
-        found, lambda items: SubscriptionList([SubscriptionItem.of(spec) for spec in items])
+        request, found, lambda items: SubscriptionList([SubscriptionItem.of(spec) for spec in items])
     )
 
 
@@ -160,7 +160,7 @@ async def get_lag(broker: Broker, request: Request) -> HttpAnswer:
     """How far a subscription has come."""
     stands = await (await broker.service.subscriptions.get(request.principal, _ref(request))).lag()
     found = [lag if lag.failure is None else lag._replace(failure=broker.public_message(lag.failure)) for lag in stands]
-    return await broker.list_answer(found, lambda items: LagPage([LagItem.of(lag) for lag in items]))
+    return await broker.list_answer(request, found, lambda items: LagPage([LagItem.of(lag) for lag in items]))
 
 
 async def peek_records(broker: Broker, request: Request) -> HttpAnswer:
@@ -168,7 +168,8 @@ async def peek_records(broker: Broker, request: Request) -> HttpAnswer:
     query = request.query(PeekQuery)
     ref = SubscriptionRef(request.topic, request.at["subscription"], query.id)
     found = await broker.service.subscriptions.get(request.principal, ref)
-    records = await found.peek(query.records_max, partition=query.partition)
+    room = request.admitted.reserve(PAGE_BYTES)
+    records = await found.peek(query.records_max, partition=query.partition, bytes_max=room)
     return await broker.compute(lambda: HttpAnswer.of(PeekedRecords.of(records)))
 
 
@@ -219,24 +220,24 @@ async def ack_records(broker: Broker, request: Request) -> HttpAnswer:
     """Records are done."""
     session, done = await _session(broker, request), await request.json(Acking, default=Acking())
     with session.used():
-        return HttpAnswer.of(AnswerCount(session.ack(done.offsets, done.up_to)))
+        return HttpAnswer.of(AnswerCount(await session.ack(done.offsets, done.up_to)))
 
 
 async def nack_records(broker: Broker, request: Request) -> HttpAnswer:
     """Records could not be done."""
     session, failed = await _session(broker, request), await request.json(Nacking)
     with session.used():
-        return HttpAnswer.of(AnswerCount(session.nack(failed.offsets, failed.delay_ms, failed.error)))
+        return HttpAnswer.of(AnswerCount(await session.nack(failed.offsets, failed.delay_ms, failed.error)))
 
 
 async def pull_records(broker: Broker, request: Request) -> HttpAnswer:
     """Acknowledge, refuse and take records, all in one call."""
     session, pull = await _session(broker, request), await request.json(Pulling, default=Pulling())
     with session.used():
-        acked = session.ack(pull.ack, pull.ack_up_to)
+        acked = await session.ack(pull.ack, pull.ack_up_to)
         if pull.nack:
             await session.begin_pull(pull.sequence)
-        nacked = session.nack(pull.nack, pull.delay_ms, pull.error)
+        nacked = await session.nack(pull.nack, pull.delay_ms, pull.error)
         found = await _pulled(broker, request, session, pull)
         size = _size(found)
         try:

@@ -76,7 +76,9 @@ async def list_topics(broker: Broker, request: Request) -> HttpAnswer:
     after = None if query.after is None else TopicName.parse(query.after)
     found, more = await broker.service.topics(request.principal, query.prefix, after=after, limit=query.limit)
     after_next = None if more is None else str(more)
-    return await broker.list_answer(found, lambda specs: TopicList([TopicItem.of(spec) for spec in specs], after_next))
+    return await broker.list_answer(
+        request, found, lambda specs: TopicList([TopicItem.of(spec) for spec in specs], after_next)
+    )
 
 
 async def put_topic(broker: Broker, request: Request) -> HttpAnswer:
@@ -190,7 +192,9 @@ async def get_offsets(broker: Broker, request: Request) -> HttpAnswer:
     """The watermarks of the partitions of a topic."""
     partition = request.query(PartitionQuery).partition
     found = await broker.service.offsets(request.principal, request.topic, partition)
-    return HttpAnswer.of(OffsetsPage([OffsetsItem.of(number, offsets) for number, offsets in found.items()]))
+    return await broker.list_answer(
+        request, list(found.items()), lambda items: OffsetsPage([OffsetsItem.of(*item) for item in items])
+    )
 
 
 async def find_offset(broker: Broker, request: Request) -> HttpAnswer:

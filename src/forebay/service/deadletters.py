@@ -18,6 +18,7 @@ from forebay.service.subscriptions import ServedSubscriptions, SubscriptionRef
 from forebay.topics import TopicName
 
 LOOKED_AT: Final = 1_000
+LOOKED_AT_BYTES: Final = 1024 * 1024
 """Dead letters that are looked at together before a replay."""
 
 
@@ -41,10 +42,10 @@ class ServedDeadLetters:
         self._subscriptions = subscriptions
 
     async def letters(
-        self, who: Principal, ref: LettersRef, *, records_max: int, after: LetterPlace | None
+        self, who: Principal, ref: LettersRef, *, records_max: int, after: LetterPlace | None, bytes_max: int
     ) -> list[DeadLetter]:
-        """A page of dead letters."""
-        return await (await self._found(who, ref)).letters(records_max, after=after)
+        """A page of dead letters, of about so many bytes at most; one at least, if there is one."""
+        return await (await self._found(who, ref)).letters(records_max, after=after, bytes_max=bytes_max)
 
     async def get(self, who: Principal, ref: LettersRef, place: LetterPlace) -> DeadLetter:
         """The dead letter at a place."""
@@ -62,7 +63,7 @@ class ServedDeadLetters:
         wanted = None if places is None else set(places)
         allowed: list[LetterPlace] = []
         last: LetterPlace | None = None
-        while page := await letters.letters(LOOKED_AT, after=last):
+        while page := await letters.letters(LOOKED_AT, after=last, bytes_max=LOOKED_AT_BYTES):
             last = page[-1].place
             for letter in page:
                 if wanted is None or letter.place in wanted:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
 from forebay.aio.topic import AsyncTopic
@@ -26,11 +26,15 @@ from forebay.topics import OnSpent, SubscriptionOptions, SubscriptionSpec, Topic
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SESSION_MS: Final = 30_000
 SESSION_MS_MIN: Final = 100
 SESSION_MS_MAX: Final = 3_600_000
 RECORD_BYTES: Final = 64
 """What a record takes beside its key and value, about."""
+ANSWERED_AT_ONCE: Final = 1_000
+"""Offsets that are acknowledged or refused in one turn of the event loop: about a millisecond."""
 
 Offsets: TypeAlias = Mapping[int, Sequence[int]]
 """Offsets by partition."""
@@ -95,7 +99,9 @@ class ConsumerSession:
         records are due as if they had not been delivered. A pull that is cancelled has taken nothing.
         """
         number = await self.begin_pull(sequence)
-        self._taking = taking = asyncio.ensure_future(self._consumer.take(records_max, wait_s=wait_s))
+        self._taking = taking = asyncio.ensure_future(
+            self._consumer.take(records_max, wait_s=wait_s, bytes_max=bytes_max)
+        )
         try:
             await asyncio.wait((taking,))
         except asyncio.CancelledError:
@@ -105,7 +111,7 @@ class ConsumerSession:
             raise
         self._check_latest(number)
         self._taking = None
-        found = self._fitting(taking.result(), bytes_max)
+        found = taking.result()
         if sequence is not None:
             self._answered = by_partition(found)
         return found
@@ -139,16 +145,26 @@ class ConsumerSession:
         self._answered = {}
         self._consumer.give_back(by_partition(delivered))
 
-    def ack(self, done: Offsets, up_to: Mapping[int, int]) -> int:
+    async def ack(self, done: Offsets, up_to: Mapping[int, int]) -> int:
         """These offsets are done, and everything up to those; how many records counted."""
         self._check_open()
-        counted = self._consumer.ack_offsets(done) if done else 0
-        return counted + sum(self._consumer.ack_offset_up_to(partition, last) for partition, last in up_to.items())
+        counted = 0
+        async for part in _in_turns(_slices(done)):
+            self._check_open()
+            counted += self._consumer.ack_offsets(part)
+        async for part in _in_turns(_slices({partition: (last,) for partition, last in up_to.items()})):
+            self._check_open()
+            counted += sum(self._consumer.ack_offset_up_to(partition, last) for partition, (last,) in part.items())
+        return counted
 
-    def nack(self, failed: Offsets, delay_ms: int | None, error: str | None) -> int:
+    async def nack(self, failed: Offsets, delay_ms: int | None, error: str | None) -> int:
         """These could not be done, for this reason; how many of them the consumer held."""
         self._check_open()
-        return self._consumer.nack_offsets(failed, delay_ms, error) if failed else 0
+        counted = 0
+        async for part in _in_turns(_slices(failed)):
+            self._check_open()
+            counted += self._consumer.nack_offsets(part, delay_ms, error)
+        return counted
 
     @property
     def lost(self) -> int:
@@ -183,19 +199,6 @@ class ConsumerSession:
         if not taking.cancelled() and taking.exception() is None and not self._is_closed:
             self.return_all(taking.result())
 
-    def _fitting(self, found: list[DeliveredRecord], bytes_max: int) -> list[DeliveredRecord]:
-        """Those that fit into so many bytes, at least one; the others are given back, where that is possible."""
-        size = 0
-        if not self._consumer.may_give_back:
-            return found
-        for place, delivered in enumerate(found):
-            record = delivered.record
-            size += len(record.value or b"") + len(record.key or b"") + RECORD_BYTES
-            if size > bytes_max and place:
-                self.return_all(found[place:])
-                return found[:place]
-        return found
-
     @property
     def _topic(self) -> str:
         return f"{self.spec.namespace}/{self.spec.topic}"
@@ -211,6 +214,30 @@ class ConsumerSession:
             raise Conflict(
                 f"a later pull of this consumer of {self.spec.name} has taken the place of this one", topic=self._topic
             )
+
+
+def _slices(named: Offsets) -> Iterator[dict[int, Sequence[int]]]:
+    """The same, so many offsets at a time as neither the event loop nor another consumer notices."""
+    part: dict[int, Sequence[int]] = {}
+    size = 0
+    for partition, offsets in named.items():
+        for begin in range(0, len(offsets), ANSWERED_AT_ONCE):
+            piece = offsets[begin : begin + ANSWERED_AT_ONCE]
+            if size + len(piece) > ANSWERED_AT_ONCE:
+                yield part
+                part, size = {}, 0
+            part[partition] = piece
+            size += len(piece)
+    if part:
+        yield part
+
+
+async def _in_turns(parts: Iterable[T]) -> AsyncIterator[T]:
+    """One after the other, with a turn of the event loop between them."""
+    for number, part in enumerate(parts):
+        if number:
+            await asyncio.sleep(0)
+        yield part
 
 
 _Key: TypeAlias = tuple[TopicName, str, str]

@@ -250,14 +250,24 @@ class DeadLetters:
         """The topic that they lie in."""
         return self._topic.name
 
-    def letters(self, records_max: int = 100, *, after: LetterPlace | None = None) -> list[DeadLetter]:
-        """Up to `records_max` dead letters, by partition and offset; with `after`, those behind that place."""
+    def letters(
+        self, records_max: int = 100, *, after: LetterPlace | None = None, bytes_max: int | None = None
+    ) -> list[DeadLetter]:
+        """Up to `records_max` dead letters, by partition and offset; with `after`, those behind that place.
+
+        With `bytes_max` of about so many bytes, one at least: none come only where there are none.
+        """
         if not isinstance(records_max, int) or isinstance(records_max, bool) or records_max < 1:
             raise Invalid(f"records_max is {records_max!r:.80}; allowed: from 1 on")
         found: list[DeadLetter] = []
+        size = 0
         first = LetterPlace(0, 0) if after is None else LetterPlace(after.partition, after.offset + 1)
         for number in range(first.partition, self._topic.partitions):
             for letter in self._each(number, first.offset if number == first.partition else 0):
+                record = letter.record
+                size += record_bytes(record.value, record.key, record.tag, record.headers)
+                if found and bytes_max is not None and size > bytes_max:
+                    return found
                 found.append(letter)
                 if len(found) == records_max:
                     return found

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
+from forebay.appends.queue import record_bytes
 from forebay.arguments import checked_seconds
 from forebay.clock import Clock
 from forebay.engines import ReadShard
@@ -269,8 +270,11 @@ class SubscriptionDriver:
 
     # Records
 
-    def pull(self, consumer: int, count: int) -> list[DeliveredRecord]:
-        """Up to `count` records that are due for the consumer, without waiting for more to come."""
+    def pull(self, consumer: int, count: int, bytes_max: int | None = None) -> list[DeliveredRecord]:
+        """Up to `count` records that are due for the consumer, without waiting for more to come.
+
+        Of about `bytes_max` bytes at most, one at least: no more are read for it, and the others stay due.
+        """
         if self.clock.monotonic() >= self._look_at:
             self._look()
         self._catch_up()
@@ -286,11 +290,11 @@ class SubscriptionDriver:
                     return []
                 self._read(*wanted, count)
                 continue
-            found = self._delivered(consumer, claimed)
+            found = self._delivered(consumer, claimed, bytes_max)
             if found:
                 return found
 
-    def pull_cached(self, consumer: int, count: int) -> list[DeliveredRecord] | None:
+    def pull_cached(self, consumer: int, count: int, bytes_max: int | None = None) -> list[DeliveredRecord] | None:
         """As `pull`, from memory alone; `None` where `pull` has to be asked in a thread that may wait."""
         is_stored_first = self.dispatch.is_careful() and self.dispatch.has_work()
         if self._claims_look() or is_stored_first or self._has_letters():
@@ -307,8 +311,10 @@ class SubscriptionDriver:
             for claim in claimed:
                 self.dispatch.give_back(consumer, claim.partition, claim.offsets)
             return None
-        self.note(claim.partition for claim in claimed)
-        self._deliver_once(claimed)
+        at_hand = {claim.partition: records for claim, records in found}
+        found = self._cut(consumer, claimed, lambda claim, _: at_hand[claim.partition], bytes_max)
+        self.note(claim.partition for claim, _ in found)
+        self._deliver_once(claim for claim, _ in found)
         return self._counted_deliveries(found)
 
     def _has_letters(self) -> bool:
@@ -324,7 +330,7 @@ class SubscriptionDriver:
             if shard is not None:
                 self.dispatch.catch_up(number, shard.published())
 
-    def _deliver_once(self, claimed: Sequence[Claimed]) -> None:
+    def _deliver_once(self, claimed: Iterable[Claimed]) -> None:
         """Where records are delivered at most once: these are done, whatever becomes of them."""
         if self.dispatch.is_lossy:
             for claim in claimed:
@@ -372,10 +378,10 @@ class SubscriptionDriver:
         ended = self._ended(claim.partition)
         return records_of(claim._replace(pages=tuple(kept for kept in claim.pages if kept.ended == ended)))
 
-    def _delivered(self, consumer: int, claimed: Sequence[Claimed]) -> list[DeliveredRecord]:
+    def _delivered(self, consumer: int, claimed: Sequence[Claimed], bytes_max: int | None) -> list[DeliveredRecord]:
         """What was claimed, with its records; what is gone is done, and what does not get here is due again."""
         try:
-            found = [(claim, self._records_of(claim)) for claim in claimed]
+            found = self._cut(consumer, claimed, self._records_of, bytes_max)
             self.note(claim.partition for claim in claimed)
             if self.dispatch.is_careful():
                 self.flush()
@@ -387,8 +393,29 @@ class SubscriptionDriver:
             gone = [offset for offset in claim.offsets if offset not in records]
             if gone:
                 self.dispatch.gone(claim.partition, gone)
-        self._deliver_once(claimed)
+        self._deliver_once(claim for claim, _ in found)
         return self._counted_deliveries(found)
+
+    def _cut(
+        self,
+        consumer: int,
+        claimed: Sequence[Claimed],
+        find: Callable[[Claimed, int | None], dict[int, Record]],
+        bytes_max: int | None,
+    ) -> list[tuple[Claimed, dict[int, Record]]]:
+        """What `find` finds of the claimed records, up to so many bytes, one at least; the others are given back."""
+        kept: list[tuple[Claimed, dict[int, Record]]] = []
+        left, is_first = bytes_max, True
+        for claim in claimed:
+            records = {} if left == 0 else find(claim, left)
+            stop = 0 if left == 0 else len(claim.offsets)
+            if left:
+                stop, left = _fitting(claim, records, left, is_first=is_first)
+            if stop < len(claim.offsets):
+                self.dispatch.give_back(consumer, claim.partition, claim.offsets[stop:])
+            kept.append((claim._replace(offsets=claim.offsets[:stop], attempts=claim.attempts[:stop]), records))
+            is_first = is_first and not records
+        return kept
 
     def _counted_deliveries(self, found: Sequence[tuple[Claimed, Mapping[int, Record]]]) -> list[DeliveredRecord]:
         """The records that are delivered, in order, counted for the metrics."""
@@ -408,11 +435,14 @@ class SubscriptionDriver:
         """Those of these records that still exist, read from the topic."""
         return self._records_of(Claimed(partition, list(offsets), [], ()))
 
-    def _records_of(self, claim: Claimed) -> dict[int, Record]:
-        """The claimed records that still exist. What the pages at hand have not got is read again."""
+    def _records_of(self, claim: Claimed, bytes_max: int | None = None) -> dict[int, Record]:
+        """The claimed records that still exist. What the pages at hand have not got is read again.
+
+        No further than to where the first of them have so many bytes.
+        """
         found = self._at_hand(claim)
         missing = [offset for offset in claim.offsets if offset not in found]
-        while missing:
+        while missing and (bytes_max is None or _size_before(missing[0], found) < bytes_max):
             page, _ = self.topic.batch_page(
                 claim.partition, missing[0], records_max=LOOP_RECORDS_MAX, bytes_max=PAGE_BYTES
             )
@@ -548,9 +578,10 @@ class SubscriptionDriver:
                 found.append(SubscriptionLag(number, cursor, end, done))
         return found
 
-    def peek(self, records_max: int, partition: int | None) -> list[Record]:
-        """See `Subscription.peek`."""
+    def peek(self, records_max: int, partition: int | None, bytes_max: int | None = None) -> list[Record]:
+        """See `Subscription.peek`. With `bytes_max` records of about so many bytes, one at least."""
         found: list[Record] = []
+        size = 0
         for number in range(self.topic.partitions) if partition is None else [partition]:
             progress = self._progress(number)
             if progress is None and self.dispatch.is_lossy:
@@ -559,7 +590,12 @@ class SubscriptionDriver:
             done = None if progress is None else acked_of(progress)
             while len(found) < records_max:
                 page = self.topic.page(number, offset, records_max=LOOP_RECORDS_MAX, bytes_max=PAGE_BYTES)
-                found += [record for record in page.records if done is None or record.offset not in done]
+                for record in page.records:
+                    if done is None or record.offset not in done:
+                        size += _size_of(record)
+                        if found and bytes_max is not None and size > bytes_max:
+                            return found[:records_max]
+                        found.append(record)
                 if page.next <= offset:
                     break
                 offset = page.next
@@ -651,9 +687,11 @@ class Subscription:
         """How far it has come in each partition, and how much is not done."""
         return self.driver.lag()
 
-    def peek(self, records_max: int = 10, *, partition: int | None = None) -> list[Record]:
-        """The first records that are not done, without taking them."""
-        return self.driver.peek(records_max, partition)
+    def peek(
+        self, records_max: int = 10, *, partition: int | None = None, bytes_max: int | None = None
+    ) -> list[Record]:
+        """The first records that are not done, without taking them; of about `bytes_max` bytes, one at least."""
+        return self.driver.peek(records_max, partition, bytes_max)
 
     def pause(self) -> None:
         """Deliver nothing more, also after a restart, until `resume`. What was delivered may be acknowledged."""
@@ -827,6 +865,28 @@ def pause_s(dispatch: Dispatch, left_s: float) -> float | None:
     # Another consumer may take a record and stall: its time-out is seen in time, too.
     look = min(LOOK_S, max(0.01, dispatch.spec.ack_timeout_ms / 10_000))
     return min(left_s, look, look if due is None else max(0.001, due / 1000))
+
+
+def _size_before(offset: int, records: Mapping[int, Record]) -> int:
+    """About how many bytes those of the records have that lie before an offset."""
+    return sum(_size_of(record) for at, record in records.items() if at < offset)
+
+
+def _size_of(record: Record) -> int:
+    return record_bytes(record.value, record.key, record.tag, record.headers)
+
+
+def _fitting(claim: Claimed, records: Mapping[int, Record], room: int, *, is_first: bool) -> tuple[int, int]:
+    """How many of the claimed offsets fit into so many bytes, and how many bytes are left then; one record at least."""
+    for place, offset in enumerate(claim.offsets):
+        record = records.get(offset)
+        size = 0 if record is None else _size_of(record)
+        # What lies behind records that fill the room was not looked for: it is not gone.
+        if not is_first and (room == 0 or size > room):
+            return place, 0
+        if record is not None:
+            is_first, room = False, max(0, room - size)
+    return len(claim.offsets), room
 
 
 def _in_order(claim: Claimed, records: Mapping[int, Record]) -> Iterator[DeliveredRecord]:
