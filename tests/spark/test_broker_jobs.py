@@ -47,6 +47,22 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServedMixe
 
 
 @pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServedMixed]:
+    mixed = ServedMixed(rig.local(tmp_path))
+    yield mixed
+    mixed.close()
+
+
+@pytest.fixture(params=["local", "shared_fs"])
+def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Restarted]:
+    shared = ("storage.mode=shared_fs", f"store.root={tmp_path / 'store'}")
+    broker = Restarted(tmp_path / "data", *(shared if request.param == "shared_fs" else ()))
+    yield broker
+    with broker.command:
+        pass
+
+
+@pytest.fixture
 def files(tmp_path: Path) -> Path:
     """Three Parquet files with 100 orders each."""
     folder = tmp_path / "old"
@@ -186,40 +202,38 @@ def test_lake_brings_each_record_once_by_whichever_way(
 
 @pytest.mark.parametrize("kind", ["directory", "iceberg", "delta"])
 def test_of_two_runs_of_lake_that_bring_the_same_one_is_refused(
-    spark: SparkSession, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, served: ServedMixed, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through a broker there is no lease: a whole run passes between what another one wrote and its commit."""
-    mixed = ServedMixed(rig.local(tmp_path))
     table = LakeTable(spark, kind, tmp_path / "lake")
-    append_orders(mixed, 0, 50)
+    append_orders(served, 0, 50)
     write_files = lake.LakeRun.write_files
 
     def overtaken(run: lake.LakeRun, *arguments: Any) -> Any:
         written = write_files(run, *arguments)
         monkeypatch.undo()
-        append_orders(mixed, 50, 60)
-        table.run(through(mixed, **table.own))
+        append_orders(served, 50, 60)
+        table.run(through(served, **table.own))
         return written
 
     monkeypatch.setattr(lake.LakeRun, "write_files", overtaken)
 
     with pytest.raises(Conflict, match="run it again"):
-        table.run(through(mixed, **table.own))
+        table.run(through(served, **table.own))
 
     assert table.rows() == orders(0, 60)
-    append_orders(mixed, 60, 70)
-    assert table.run(through(mixed, **table.own)).figures["rows"] == len(orders(60, 70))
+    append_orders(served, 60, 70)
+    assert table.run(through(served, **table.own)).figures["rows"] == len(orders(60, 70))
     assert table.rows() == orders(0, 70)
-    mixed.close()
 
 
-def test_lake_through_a_broker_says_where_tables_are_to_be(spark: SparkSession, tmp_path: Path) -> None:
-    mixed = ServedMixed(rig.local(tmp_path))
-    append_orders(mixed, 0, 2)
+def test_lake_through_a_broker_says_where_tables_are_to_be(
+    spark: SparkSession, served: ServedMixed, tmp_path: Path
+) -> None:
+    append_orders(served, 0, 2)
 
     with pytest.raises(Invalid, match="name a directory in table.warehouse, which a location behind a broker"):
-        LakeTable(spark, "iceberg", tmp_path / "lake").run(through(mixed))
-    mixed.close()
+        LakeTable(spark, "iceberg", tmp_path / "lake").run(through(served))
 
 
 def test_a_backfill_comes_once_by_whichever_way(spark: SparkSession, mixed: ServedMixed, files: Path) -> None:
@@ -245,21 +259,18 @@ def test_a_backfill_comes_once_by_whichever_way(spark: SparkSession, mixed: Serv
     assert ids_of(mixed.filled.topic) == sorted([*range(300)] * 2)
 
 
-@pytest.mark.parametrize("storage", ["local", "shared_fs"])
 def test_a_backfill_comes_once_although_the_broker_is_killed_between_offer_and_attach(
-    spark: SparkSession, tmp_path: Path, files: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, restarted: Restarted, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = ("storage.mode=shared_fs", f"store.root={tmp_path / 'store'}")
-    broker = Restarted(tmp_path / "data", *(shared if storage == "shared_fs" else ()))
-    with broker.log() as log:
+    with restarted.log() as log:
         log.create_topic(TOPIC, partitions=2)
-    location = Location.at_broker(broker.command.url)
+    location = Location.at_broker(restarted.command.url)
     attach, attached = RemoteLoads.attach, list[str]()
 
     def killed_first(loads: RemoteLoads, name: str) -> BulkLoad:
         attached.append(name)
         if len(attached) in (1, 3):
-            broker.kill()
+            restarted.kill()
         if len(attached) == 3:
             raise KeyboardInterrupt  # the job ends too, and does not know what became of its load
         return attach(loads, name)
@@ -274,20 +285,19 @@ def test_a_backfill_comes_once_although_the_broker_is_killed_between_offer_and_a
     last = run()
 
     assert last.figures == {"records": 0, "loads": 3, "loads_before": 3}
-    broker.kill()
-    with broker.log() as log:
+    restarted.kill()
+    with restarted.log() as log:
         assert ids_of(log.topic(TOPIC)) == list(range(300))
-    with broker.command:
-        pass
 
 
-def test_two_runs_of_one_backfill_at_once_bring_its_rows_once(spark: SparkSession, tmp_path: Path, files: Path) -> None:
-    mixed = ServedMixed(rig.local(tmp_path))
+def test_two_runs_of_one_backfill_at_once_bring_its_rows_once(
+    spark: SparkSession, served: ServedMixed, files: Path
+) -> None:
     failures: list[ForebayError] = []
 
     def run() -> None:
         try:
-            backfill.run(spark, through(mixed), TOPIC, Files(paths=(str(files),)), files_each=1)
+            backfill.run(spark, through(served), TOPIC, Files(paths=(str(files),)), files_each=1)
         except ForebayError as error:  # the other one is at a later load
             failures.append(error)
 
@@ -299,8 +309,7 @@ def test_two_runs_of_one_backfill_at_once_bring_its_rows_once(spark: SparkSessio
     run()
 
     assert len(failures) < 2, failures
-    assert ids_of(mixed.filled.topic) == list(range(300))
-    mixed.close()
+    assert ids_of(served.filled.topic) == list(range(300))
 
 
 def test_jobs_that_rewrite_history_are_refused_in_words(spark: SparkSession, tmp_path: Path) -> None:
