@@ -156,6 +156,13 @@ class Walk:
         self.planned: dict[str, Any] = {}
         """Where the first object of the last plan is asked for."""
 
+    def named(self, label: str, chosen: int) -> str:
+        """What a part of a path is called here. The ids of loads and backfills are those of the whole broker."""
+        if label == "namespace":
+            return self.namespace
+        name = NAMES[label][chosen]
+        return f"{self.namespace}-{name}" if label in ("load", "backfill") else name
+
     def sensible(self, name: str) -> dict[str, Any]:
         """Query and body of a request to this route that makes sense here."""
         topic_id = self.topics.get(self.at["topic"], {}).get("topic_id", "none")
@@ -272,9 +279,7 @@ def test_walks_through_what_requests_have_made_find_what_the_document_says(schem
         begun = [each.split() for each in story[:told]]
         making = [(name, True, GenerationMode.POSITIVE, len(second)) for name, *second in begun]
         for name, is_sensible, mode, chosen in (*making, *steps):
-            walk.at = {
-                label: walk.namespace if label == "namespace" else NAMES[label][chosen] for label in routes[name].labels
-            }
+            walk.at = {label: walk.named(label, chosen) for label in routes[name].labels}
             if is_sensible:
                 case = operations[name].Case(path_parameters=dict(walk.at), **walk.sensible(name))
             else:
