@@ -227,6 +227,25 @@ def test_records_that_are_looked_at_have_a_size_that_there_is_room_for(tmp_path:
             assert client.get(f"{subscription}/peek").status_code == 429
 
 
+def test_a_pull_takes_what_there_is_room_for(tmp_path: Path) -> None:
+    """It took what it asked for, found no room, and was refused however often it was repeated."""
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        assert client.put(TOPIC).status_code == 201
+        subscription = f"{TOPIC}/subscriptions/billing"
+        assert client.put(subscription, json={"start": "earliest"}).status_code == 200
+        assert client.post(RECORDS, json=[{"value": "v" * 20_000}] * 50).status_code == 200
+        consumer = f"{subscription}/consumers/one"
+        assert client.put(consumer).status_code == 200
+        with held_elsewhere(broker, broker.process.broker.settings.bytes_in_flight_max - 300_000):
+            answer = client.post(f"{consumer}/pull", json={"max": 1000})
+
+            assert answer.status_code == 200, answer.text
+            found = [each["record"]["offset"] for each in answer.json()["records"]]
+            assert found == list(range(7))
+        rest = client.post(f"{consumer}/pull", json={"max": 1000}).json()["records"]
+        assert [(each["record"]["offset"], each["attempt"]) for each in rest] == [(at, 1) for at in range(7, 50)]
+
+
 def _spent(client: httpx.Client, subscription: str, count: int) -> str:
     """The address of the dead letters, once so many records were refused and have gone there."""
     consumer = f"{subscription}/consumers/one"

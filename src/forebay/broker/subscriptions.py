@@ -260,9 +260,9 @@ async def _pulled(
 ) -> Sequence[DeliveredRecord]:
     """What is due, waited for until the time is up or the broker ends; raises if the caller may not have it now."""
     wait_s = min(pull.wait_ms, broker.settings.wait_timeout_max_ms) / 1000
-    pulling = asyncio.ensure_future(
-        session.pull(pull.max, bytes_max=pull.bytes_max, wait_s=wait_s, sequence=pull.sequence)
-    )
+    # Not reserved: most pulls wait, and get a few records.
+    bytes_max = request.admitted.share(pull.bytes_max)
+    pulling = asyncio.ensure_future(session.pull(pull.max, bytes_max=bytes_max, wait_s=wait_s, sequence=pull.sequence))
     try:
         with broker.lasting(request.principal, AccessScope.READ, (request.topic,), pulling.cancel) as lasting:
             await asyncio.wait((pulling,))

@@ -146,11 +146,15 @@ class Admission:
         An answer gets half of the room that is left at most, so that many who ask at once get less each. `Throttled`
         if there is hardly any.
         """
-        assert self._is_entered, "only what is under way holds an answer"
-        room = self._quotas.room(self._principal, held=self._size)
-        size = min(wanted, max(ANSWER_BYTES_MIN, room // 2))
+        size = self.share(wanted)
         self.hold(size)
         return size
+
+    def share(self, wanted: int) -> int:
+        """How many bytes an answer may have now, `wanted` or fewer, without counting any: for one that may wait."""
+        assert self._is_entered, "only what is under way holds an answer"
+        room = self._quotas.room(self._principal, held=self._size)
+        return min(wanted, max(ANSWER_BYTES_MIN, room // 2))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
