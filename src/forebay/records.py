@@ -182,6 +182,22 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """When it was put there, in milliseconds since 1970 UTC."""
 
 
+class LetterPage(NamedTuple):
+    """Some dead letters, by partition and offset."""
+
+    letters: list[DeadLetter]
+    has_more: bool
+    """Whether there are more behind the last one."""
+
+
+class PeekedPage(NamedTuple):
+    """The first records of a subscription that are not done."""
+
+    records: list[Record]
+    has_more: bool
+    """Whether there are more that are not done."""
+
+
 class DeliveryState(enum.StrEnum):
     """What a subscription does in a partition."""
 

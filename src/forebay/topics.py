@@ -437,10 +437,9 @@ class OnSpent(enum.StrEnum):
     """It is appended to another topic, once, and then counts as done."""
 
 
-class SubscriptionOptions(TypedDict, total=False):
-    """How a subscription delivers: chosen when it is created."""
+class SubscriptionChanges(TypedDict, total=False):
+    """What may be changed in a subscription that exists."""
 
-    mode: str
     window_records_max: int
     ack_timeout_ms: int
     backoff_min_ms: int
@@ -448,6 +447,12 @@ class SubscriptionOptions(TypedDict, total=False):
     deliveries_max: int | None
     on_spent: str
     dead_letter_topic: str
+
+
+class SubscriptionOptions(SubscriptionChanges, total=False):
+    """How a subscription delivers: chosen when it is created."""
+
+    mode: str
 
 
 REDELIVERY_OPTIONS: Final = (
@@ -502,24 +507,49 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The checked definition of a new subscription."""
         unknown = sorted(options.keys() - SubscriptionOptions.__annotations__.keys())
         if unknown:
-            known = ", ".join(SubscriptionOptions.__annotations__)
+            known = ", ".join(("mode", *SubscriptionChanges.__annotations__))
             raise Invalid(f"{unknown[0]} is no option of a subscription; options: {known}")
-        if topic.dispatch is TopicDispatch.NON_RELIABLE:
-            for option in options.keys() & REDELIVERY_OPTIONS:
-                raise Invalid(
-                    f'{option} says how records are delivered again, and {topic.name} has dispatch "non_reliable": '
-                    "each is delivered at most once; leave the option out"
-                )
+        _check_dispatch(topic, options)
         fields = {"namespace": topic.namespace, "topic": topic.topic, "name": name, "topic_id": topic.topic_id}
         try:
             spec = converted({**fields, "subscription_id": subscription_id, "created_at": created_at, **options}, cls)
         except msgspec.ValidationError as error:
             raise Invalid(f"the subscription {name} of {topic.name} cannot be so: {error}") from error
-        if spec.backoff_min_ms > spec.backoff_max_ms:
-            raise Invalid(f"backoff_min_ms {spec.backoff_min_ms} is more than backoff_max_ms {spec.backoff_max_ms}")
         if spec.deliveries_max is None and "on_spent" in options:
             raise Invalid(f'on_spent "{spec.on_spent}" needs deliveries_max: without it no record is spent')
-        return spec._with_dead_letter_topic()
+        return spec._checked()
+
+    def altered(self, topic: TopicSpec, changes: SubscriptionChanges) -> SubscriptionSpec:
+        """The checked definition with these changes. With another `on_spent`, its dead-letter topic is another too."""
+        if "mode" in changes:
+            raise Invalid(
+                f"the mode of a subscription cannot be changed, and {self.name} of {topic.name} has {self.mode}: "
+                "delete it and create it again"
+            )
+        unknown = sorted(changes.keys() - SubscriptionChanges.__annotations__.keys())
+        if unknown:
+            known = ", ".join(SubscriptionChanges.__annotations__)
+            raise Invalid(f"{unknown[0]} cannot be changed in a subscription; what can: {known}")
+        _check_dispatch(topic, changes)
+        fields: dict[str, object] = {**msgspec.structs.asdict(self), **changes}
+        if "dead_letter_topic" not in changes and fields["on_spent"] != self.on_spent:
+            fields["dead_letter_topic"] = None
+        try:
+            spec = converted(fields, SubscriptionSpec)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"the subscription {self.name} of {topic.name} cannot be so: {error}") from error
+        if spec.deliveries_max is None and spec.on_spent is not OnSpent.BLOCK:
+            raise Invalid(
+                f'on_spent "{spec.on_spent}" needs deliveries_max: without it no record is spent; give deliveries_max, '
+                'or on_spent "block"'
+            )
+        return spec._checked()
+
+    def _checked(self) -> SubscriptionSpec:
+        """The same, complete; `Invalid` if its fields contradict each other."""
+        if self.backoff_min_ms > self.backoff_max_ms:
+            raise Invalid(f"backoff_min_ms {self.backoff_min_ms} is more than backoff_max_ms {self.backoff_max_ms}")
+        return self._with_dead_letter_topic()
 
     def _with_dead_letter_topic(self) -> SubscriptionSpec:
         """The same, with the whole name of the topic for spent records, if there is to be one."""
@@ -541,10 +571,20 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, option) != wanted:
                 raise Conflict(
                     f"the subscription {self.name} of {self.namespace}/{self.topic} has {option} "
-                    f"{getattr(self, option)!s}, not {wanted!s:.80}: leave the option out, or delete the subscription "
-                    "and create it again",
+                    f"{getattr(self, option)!s}, not {wanted!s:.80}: leave the option out, or "
+                    + ("delete it and create it again" if option == "mode" else "alter the subscription"),
                     topic=f"{self.namespace}/{self.topic}",
                 )
+
+
+def _check_dispatch(topic: TopicSpec, options: SubscriptionChanges) -> None:
+    """`Invalid` for options that say how records come again, where each is delivered at most once."""
+    if topic.dispatch is TopicDispatch.NON_RELIABLE:
+        for option in options.keys() & REDELIVERY_OPTIONS:
+            raise Invalid(
+                f'{option} says how records are delivered again, and {topic.name} has dispatch "non_reliable": '
+                "each is delivered at most once; leave the option out"
+            )
 
 
 def dead_letter_name(namespace: str, topic: str, subscription: str) -> TopicName:

@@ -17,8 +17,13 @@ import pytest
 
 import forebay
 from forebay.clock import SystemClock
+from forebay.errors import Throttled
+from forebay.records import DeliveredRecord
+from forebay.service.quotas import Quotas
+from forebay.service.subscriptions import ConsumerSession
 from forebay.service.tokens import Tokens
 from forebay.storage import Topic
+from forebay.storage.subscriptions import SubscriptionDriver
 from forebay.subscriptions.dispatch import Dispatch
 from forebay.wire.events import EventDecoder, ServerEvent
 from tests.support.brokers import START_SECONDS, RunningBroker, running_broker, server_settings
@@ -82,7 +87,7 @@ def events(answer: httpx.Response) -> Iterator[ServerEvent]:
 
 def test_a_consumer_that_is_gone_leaves_what_it_held_to_others(client: httpx.Client) -> None:
     append(client, "a", "b")
-    subscribe(client, mode="shared", ack_timeout_ms=LONG_MS)
+    subscribe(client, mode="shared", ack_timeout_ms=10 * LONG_MS)
     gone = attach(client, "gone", session_timeout_ms=200)
     assert pull(client, gone) == [(0, 1), (1, 1)]
     other = attach(client, "other")
@@ -97,13 +102,13 @@ def test_a_consumer_that_is_gone_leaves_what_it_held_to_others(client: httpx.Cli
 def test_requests_and_waiting_pulls_keep_a_session(client: httpx.Client) -> None:
     append(client, "a")
     subscribe(client)
-    consumer = attach(client, "one", session_timeout_ms=300)
+    consumer = attach(client, "one", session_timeout_ms=1000)
     assert pull(client, consumer) == [(0, 1)]
 
-    assert pull(client, consumer, wait_ms=900) == []
+    assert pull(client, consumer, wait_ms=2000) == []
     for _ in range(8):
         assert client.post(f"{consumer}/ack").json() == {"counted": 0}
-        threading.Event().wait(0.1)
+        threading.Event().wait(0.25)
 
     assert client.post(f"{consumer}/ack", json={"offsets": {"0": [0]}}).json() == {"counted": 1}
 
@@ -130,16 +135,149 @@ def test_a_pull_that_is_repeated_refuses_a_record_only_once(client: httpx.Client
     assert client.post(f"{consumer}/ack", json={"offsets": {"0": [0]}}).json() == {"counted": 1}
 
 
+def test_a_refusal_that_names_the_delivery_is_repeated_without_harm(client: httpx.Client) -> None:
+    append(client, "a")
+    subscribe(client, deliveries_max=2)
+    consumer = attach(client, "one")
+    assert pull(client, consumer) == [(0, 1)]
+    refusal = {"offsets": {"0": [0]}, "attempts": {"0": [1]}, "delay_ms": 0}
+    assert client.post(f"{consumer}/nack", json=refusal).json() == {"counted": 1}
+    assert pull(client, consumer) == [(0, 2)]
+
+    assert client.post(f"{consumer}/nack", json=refusal).json() == {"counted": 0}
+
+    assert client.post(f"{consumer}/ack", json={"offsets": {"0": [0]}}).json() == {"counted": 1}
+
+
+def test_a_pull_whose_caller_has_gone_takes_nothing(client: httpx.Client, broker: RunningBroker) -> None:
+    """Its connection ends while it waits; what comes then goes to another consumer, for the first time."""
+    subscribe(client, mode="shared", ack_timeout_ms=LONG_MS)
+    gone, other = attach(client, "gone"), attach(client, "other")
+    url, body = httpx.URL(broker.url), b'{"wait_ms": 60000}'
+    with socket.create_connection((url.host, url.port or 0)) as connection:
+        head = f"POST {gone}/pull HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        until_it_waits(client)
+    until(lambda: "forebay_http_requests_in_flight 1.0" in client.get("/metrics").text)
+
+    append(client, "a")
+
+    assert pull(client, other, wait_ms=LONG_MS) == [(0, 1)]
+
+
+def test_records_that_are_too_many_bytes_beside_those_of_others_are_not_delivered(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(client, "a", "b")
+    subscribe(client, ack_timeout_ms=LONG_MS)
+    consumer = attach(client, "one")
+    recount = Quotas.recount
+
+    def crowded(quotas: Quotas, principal: str, *, before: int, size: int, is_checked: bool) -> None:
+        if is_checked:
+            raise Throttled("others hold all of it")
+        recount(quotas, principal, before=before, size=size, is_checked=is_checked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Quotas, "recount", crowded)
+        assert code(client.post(f"{consumer}/pull")) == (429, "throttled")
+
+    assert pull(client, consumer) == [(0, 1), (1, 1)]
+
+
+def test_a_consumer_whose_session_is_over_is_attached_again_at_once(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place in an exclusive subscription is free a moment after the session has ended: the call waits for that."""
+    append(client, "a")
+    subscribe(client)
+    detach, is_leaving, may_leave = SubscriptionDriver.detach, threading.Event(), threading.Event()
+
+    def slow(driver: SubscriptionDriver, consumer: int) -> None:
+        is_leaving.set()
+        assert may_leave.wait(START_SECONDS)
+        detach(driver, consumer)
+
+    monkeypatch.setattr(SubscriptionDriver, "detach", slow)
+    assert pull(client, attach(client, "one", session_timeout_ms=100)) == [(0, 1)]
+    assert is_leaving.wait(START_SECONDS)
+    with ThreadPoolExecutor(2) as pool:
+        again = [pool.submit(client.put, f"{SUBSCRIPTION}/consumers/one") for _ in range(2)]
+        until(lambda: "forebay_http_requests_in_flight 3.0" in client.get("/metrics").text)
+        assert not any(each.done() for each in again)
+        may_leave.set()
+        assert [each.result(START_SECONDS).status_code for each in again] == [200, 200]
+
+    assert client.get(f"{SUBSCRIPTION}/consumers").json() == {"consumers": ["one"]}
+    assert pull(client, f"{SUBSCRIPTION}/consumers/one") == [(0, 2)]
+
+
+def test_a_stream_keeps_the_session_of_its_consumer(client: httpx.Client) -> None:
+    subscribe(client)
+    consumer = attach(client, "one", session_timeout_ms=400)
+    with client.stream("GET", f"{consumer}/stream") as answer:
+        threading.Event().wait(1.5)
+        append(client, "a")
+        assert json.loads(next(events(answer)).text)["attempt"] == 1
+        assert client.get(f"{SUBSCRIPTION}/consumers").json() == {"consumers": ["one"]}
+
+
+def test_a_stream_sends_no_more_than_its_consumer_may_hold(client: httpx.Client) -> None:
+    append(client, *(str(number) for number in range(5)))
+    subscribe(client, ack_timeout_ms=LONG_MS)
+    consumer = attach(client, "one", unacked_max=2)
+    with client.stream("GET", f"{consumer}/stream") as answer:
+        found = (json.loads(event.text)["record"]["offset"] for event in events(answer))
+        assert list(islice(found, 2)) == [0, 1]
+        assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["held"] == 2
+        client.post(f"{consumer}/ack", json={"offsets": {"0": [0]}})
+        assert next(found) == 2
+        assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["held"] == 2
+
+
+def test_lists_say_whether_there_is_more(client: httpx.Client) -> None:
+    append(client, *(str(number) * 400_000 for number in range(4)))
+    subscribe(client, deliveries_max=1, on_spent="dead_letter")
+    peeked = client.get(f"{SUBSCRIPTION}/peek").json()
+    assert (len(peeked["records"]), peeked["has_more"]) == (2, True)
+    assert client.get(f"{SUBSCRIPTION}/peek", params={"records_max": 1}).json()["has_more"]
+    consumer = attach(client, "one")
+    while taken := pull(client, consumer):
+        client.post(f"{consumer}/nack", json={"offsets": {"0": [offset for offset, _ in taken]}})
+    dead = f"{TOPIC}.billing.dead_letters/deadletters"
+
+    first = client.get(dead).json()
+    after = {f"after_{name}": value for name, value in first["after"].items()}
+    second = client.get(dead, params=after).json()
+
+    assert [len(page["letters"]) for page in (first, second)] == [2, 2]
+    assert (first["after"], second["after"]) == ({"partition": 0, "offset": 1}, None)
+    assert client.get(dead, params={"records_max": 1}).json()["after"] == {"partition": 0, "offset": 0}
+
+
+def test_a_definition_is_altered_by_a_patch(client: httpx.Client) -> None:
+    subscribe(client, mode="shared")
+    altered = client.patch(SUBSCRIPTION, json={"ack_timeout_ms": 77, "deliveries_max": 3})
+    assert altered.status_code == 200, altered.text
+    assert (altered.json()["ack_timeout_ms"], altered.json()["deliveries_max"]) == (77, 3)
+    assert client.patch(SUBSCRIPTION, json={"deliveries_max": None}).json()["deliveries_max"] is None
+    assert client.get(SUBSCRIPTION).json()["ack_timeout_ms"] == 77
+    assert code(client.patch(SUBSCRIPTION, json={"mode": "shared"})) == (400, "invalid")
+    assert code(client.patch(f"{SUBSCRIPTION}?id={'0' * 32}", json={})) == (409, "conflict")
+    assert code(client.patch(f"{SUBSCRIPTION}-not", json={})) == (404, "unknown_subscription")
+
+
 def test_a_later_pull_takes_the_place_of_one_that_waits(client: httpx.Client) -> None:
     subscribe(client)
     consumer = attach(client, "one")
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(client.post, f"{consumer}/pull", json={"wait_ms": LONG_MS, "sequence": 1})
         until_it_waits(client)
-        assert pull(client, consumer, wait_ms=10, sequence=1) == []
-        assert code(waiting.result(START_SECONDS)) == (409, "conflict")
+        later = pool.submit(pull, client, consumer, wait_ms=LONG_MS, sequence=1)
+        # Long before its time is up.
+        assert code(waiting.result(LONG_MS / 2000)) == (409, "conflict")
         append(client, "a")
-        assert pull(client, consumer, wait_ms=LONG_MS, sequence=2) == [(0, 1)]
+        assert later.result(START_SECONDS) == [(0, 1)]
 
 
 def test_a_consumer_belongs_to_the_caller_that_attached_it(tmp_path: Path) -> None:
@@ -210,6 +348,8 @@ def test_wrong_definitions_are_refused(client: httpx.Client, path: str, body: di
         ("pull", {"nack": {"0": [2**70]}}),
         ("nack", {}),
         ("nack", {"offsets": {"0": [0]}, "delay_ms": -1}),
+        ("nack", {"offsets": {"0": [0]}, "attempts": {"0": []}}),
+        ("nack", {"offsets": {"0": [0]}, "attempts": {}}),
         ("ack", {"records": []}),
     ],
 )
@@ -271,8 +411,20 @@ def test_a_stream_says_why_it_ends(client: httpx.Client, broker: RunningBroker) 
         assert list(events(answer)) == []
 
 
-def test_a_stalled_stream_costs_only_itself(tmp_path: Path) -> None:
-    """It does not read: its records go to another consumer after their time, and its connection ends."""
+def test_a_stalled_stream_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not read: its records go to another consumer after their time, and its connection ends.
+
+    What is made for it at once is no more than `outbox_bytes_max`, about, and waits until most of it is taken.
+    """
+    pull_records, streamed = ConsumerSession.pull, list[int]()
+
+    async def seen(session: ConsumerSession, records_max: int, **options: Any) -> list[DeliveredRecord]:
+        found = await pull_records(session, records_max, **options)
+        if session.timeout_s == 0.5:
+            streamed.append(len(found))
+        return found
+
+    monkeypatch.setattr(ConsumerSession, "pull", seen)
     settings = server_settings(heartbeat_interval_ms=100, stall_timeout_ms=1000, outbox_bytes_max=65_536)
     with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
         client.put(TOPIC)
@@ -294,6 +446,8 @@ def test_a_stalled_stream_costs_only_itself(tmp_path: Path) -> None:
                 ack = [offset for offset, _ in taken]
                 done |= set(ack)
             until(lambda: client.get(f"{SUBSCRIPTION}/consumers").json() == {"consumers": ["working"]})
+    assert max(streamed) == 1, "a second one would be too much"
+    assert len(streamed) < 300, "it was not read on"
 
 
 def test_a_broker_that_ends_in_order_stores_what_was_acknowledged(tmp_path: Path) -> None:

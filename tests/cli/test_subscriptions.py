@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import forebay
+from forebay.topics import TopicSpec
 from tests.cli.rig import Shell, one_line
 from tests.support.processes import hear
 
@@ -97,9 +98,59 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(shell: Shell) -> None
     assert shell.ok("deadletter", "list", "shop/orders", "mails").out == ""
 
 
+def test_how_a_subscription_delivers_is_altered(shell: Shell) -> None:
+    shell.ok("subscription", "create", "shop/orders", "s", "--deliveries-max", "2")
+
+    words = ["--window", "7", "--deliveries-max", "none", "--ack-timeout-ms", "5", "--backoff-min-ms", "0", "--json"]
+    (item,) = shell.ok("subscription", "alter", "shop/orders", "s", *words).items
+    assert (item["window_records_max"], item["deliveries_max"], item["ack_timeout_ms"]) == (7, None, 5)
+
+    said = shell.ok(
+        "subscription", "alter", "shop/orders", "s", "--deliveries-max", "3", "--on-spent", "dead-letter"
+    ).out
+    assert said.startswith("s: deliveries 3, then dead_letter to shop/orders.s.dead_letters; ack time-out 5 ms, ")
+    shell.ok("subscription", "alter", "shop/orders", "s", "--dead-letter-topic", "shop/repaired")
+    (shown,) = shell.ok("subscription", "show", "shop/orders", "s", "--json").items
+    assert (shown["dead_letter_topic"], shown["backoff_min_ms"]) == ("shop/repaired", 0)
+
+
+def test_a_list_of_dead_letters_says_that_there_are_more(shell: Shell) -> None:
+    words = ["--from", "earliest", "--deliveries-max", "1", "--on-spent", "dead-letter"]
+    shell.ok("subscription", "create", "shop/orders", "mails", *words)
+    shell.ok("subscription", "consume", "shop/orders", "mails", "--nack")
+
+    some = shell.ok("deadletter", "list", "shop/orders", "mails", "--count", "3", "--json")
+    every = shell.ok("deadletter", "list", "shop/orders", "mails", "--count", "4", "--json")
+
+    assert (len(some.items), len(every.items)) == (3, 4)
+    assert "more dead letters than these 3: raise --count" in some.err
+    assert every.err == ""
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_not_listed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.ok("subscription", "create", "shop/orders", "billing")
+    shell.ok("subscription", "create", "shop/repaired", "fixes")
+    topics = forebay.Storage.topics
+
+    def raced(log: forebay.Storage) -> list[TopicSpec]:
+        found = topics(log)
+        if log.read_only:
+            with forebay.open(shell.directory) as owner:
+                owner.delete_topic("shop/orders")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forebay.Storage, "topics", raced)
+        listed = shell.ok("subscription", "list", "--json")
+
+    assert [item["name"] for item in listed.items] == ["fixes"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["subscription", "alter", "shop/orders", "s"], "nothing is to be changed"),
+        (["subscription", "alter", "shop/orders", "s", "--deliveries-max", "few"], "or none for any number"),
         (["subscription", "show", "shop/orders", "none"], "no subscription none"),
         (["subscription", "create", "shop/orders", "s", "--mode", "both"], "cannot be so"),
         (["subscription", "consume", "shop/orders", "s", "--error", "x"], "add --nack"),

@@ -17,6 +17,8 @@ from forebay.cli.app import app
 from forebay.cli.terminal import drawn
 from forebay.cli.top import Look, ShardLook, say_look, screen_of, tables_of
 from forebay.records import GroupOffset
+from forebay.storage.recorded import RecordedShard
+from forebay.topics import TopicName
 from tests.cli.rig import COMMAND, one_line
 from tests.support.brokers import running_broker
 
@@ -77,6 +79,29 @@ def test_a_partition_of_a_directory_that_cannot_be_read_says_why(tmp_path: Path)
     assert result.exit_code == 0, result.stderr
     assert ["shop/orders", "1", "?", "-", "-", "1"] in _lines(result.stdout)
     assert result.stdout.splitlines()[-1].startswith("failed shop/orders[0]: ")
+
+
+def test_a_topic_that_is_deleted_during_the_look_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with forebay.open(str(tmp_path / "log"), {"wal": {"free_bytes_min": 0}}) as log:
+        log.create_topic("shop/gone", partitions=2).append(b"1", partition=0)
+        log.create_topic("shop/orders").append(b"1")
+        recorded, asked = forebay.Storage.recorded, list[object]()
+
+        def raced(reader: forebay.Storage, name: str | TopicName) -> list[RecordedShard]:
+            found = recorded(reader, name)
+            if not asked:
+                asked.append(name)
+                log.delete_topic("shop/gone")
+            return found
+
+        monkeypatch.setattr(forebay.Storage, "recorded", raced)
+        result = CliRunner().invoke(app, ["top", "--once", "--data", str(tmp_path / "log")])
+
+    assert (result.exit_code, [str(name) for name in asked]) == (0, ["shop/gone"]), result.stderr
+    assert ["shop/orders", "1", "1", "-", "1", "0"] in _lines(result.stdout)
+    assert "shop/gone" not in result.stdout
 
 
 def test_rates_are_those_since_the_look_before() -> None:

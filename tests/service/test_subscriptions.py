@@ -1,21 +1,123 @@
-"""Rights of callers that subscribe, where another call comes in between."""
+"""Callers that subscribe, where another call comes in between or the caller goes."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from forebay import Forbidden, aio
-from forebay.aio.subscriptions import AsyncSubscription
+from forebay import Conflict, Forbidden, aio
+from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
 from forebay.aio.topic import AsyncTopic
 from forebay.clock import SystemClock
-from forebay.records import EARLIEST
+from forebay.records import EARLIEST, DeliveredRecord
 from forebay.service.principals import AccessScope, Principal
 from forebay.service.quotas import Quotas
-from forebay.service.subscriptions import ServedSubscriptions, SubscriptionRef
+from forebay.service.subscriptions import ConsumerSession, ServedSubscriptions, SubscriptionRef
 from forebay.settings import ServerSettings
+from forebay.storage.subscriptions import SubscriptionDriver
 from forebay.topics import SubscriptionOptions, TopicName
+from tests.support.waiting import PATIENCE
+
+READER = Principal(name="r", scopes=frozenset({AccessScope.READ}), prefixes=frozenset(["*"]))
+
+
+def test_a_pull_whose_caller_goes_when_its_records_have_just_come_has_taken_nothing() -> None:
+    async def go() -> list[tuple[int, int]]:
+        async with aio.open(":memory:") as log:
+            topic = await log.create_topic("shop/orders")
+            subscription = await topic.subscribe("s", start=EARLIEST, mode="shared", ack_timeout_ms=600_000)
+            async with subscription.consumer() as consumer, subscription.consumer() as other:
+                session = ConsumerSession(READER, subscription.spec, consumer, 60.0, ExitStack())
+                pulling = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=60.0))
+                # It waits, with a callback that has it go on; the next one comes after that.
+                await asyncio.sleep(0.05)
+                assert session._taking is not None
+                session._taking.add_done_callback(lambda _: pulling.cancel())
+                await topic.append(b"a")
+                with pytest.raises(asyncio.CancelledError):
+                    await pulling
+                found = await other.take(wait_s=1.0)
+                return [(each.record.offset, each.attempt) for each in found]
+
+    assert asyncio.run(go()) == [(0, 1)]
+
+
+class Gated(AsyncConsumer):
+    """A consumer whose takes come back when the test says so."""
+
+    gate: asyncio.Event
+
+    async def take(
+        self, records_max: int = 100, *, wait_s: float = 0.0, bytes_max: int | None = None
+    ) -> list[DeliveredRecord]:
+        found = await super().take(records_max, wait_s=wait_s, bytes_max=bytes_max)
+        await self.gate.wait()
+        return found
+
+
+def test_a_pull_that_begins_when_an_earlier_one_has_just_got_records_gets_them() -> None:
+    async def pull_twice() -> tuple[BaseException | None, list[tuple[int, int]]]:
+        async with aio.open(":memory:") as log:
+            topic = await log.create_topic("shop/orders")
+            await topic.append(b"a")
+            subscription = await topic.subscribe("s", start=EARLIEST, ack_timeout_ms=600_000)
+            async with subscription.consumer() as consumer:
+                consumer.__class__, gate = Gated, asyncio.Event()
+                vars(consumer)["gate"] = gate
+                session = ConsumerSession(READER, subscription.spec, consumer, 60.0, ExitStack())
+                first = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=60.0))
+                await asyncio.sleep(0.05)
+                gate.set()
+                found = await asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=1.0))
+                await asyncio.wait((first,))
+                return first.exception(), [(each.record.offset, each.attempt) for each in found]
+
+    error, found = asyncio.run(pull_twice())
+
+    assert found == [(0, 1)]
+    assert isinstance(error, Conflict)
+
+
+def test_what_a_thread_has_claimed_for_a_pull_that_was_given_up_comes_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In order, and at once: the next one waits for that thread."""
+    pull, has_claimed, may_return = SubscriptionDriver.pull, threading.Event(), threading.Event()
+
+    def slow(driver: SubscriptionDriver, *args: Any) -> list[DeliveredRecord]:
+        found = pull(driver, *args)
+        if found and not has_claimed.is_set():
+            has_claimed.set()
+            assert may_return.wait(PATIENCE)
+        return found
+
+    def cached(_driver: SubscriptionDriver, *_args: Any) -> None:
+        return None
+
+    async def pull_twice() -> list[tuple[int, int]]:
+        async with aio.open(":memory:") as log:
+            topic = await log.create_topic("shop/orders")
+            await topic.append_many([b"a", b"b"])
+            subscription = await topic.subscribe("s", start=EARLIEST, ack_timeout_ms=600_000)
+            monkeypatch.setattr(SubscriptionDriver, "pull", slow)
+            monkeypatch.setattr(SubscriptionDriver, "pull_cached", cached)
+            async with subscription.consumer() as consumer:
+                session = ConsumerSession(READER, subscription.spec, consumer, 60.0, ExitStack())
+                first = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=60.0))
+                assert await asyncio.to_thread(has_claimed.wait, PATIENCE)
+                second = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=0.0))
+                await asyncio.sleep(0.3)
+                may_return.set()
+                found = await second
+                await asyncio.wait((first,))
+                assert isinstance(first.exception(), Conflict)
+                return [(each.record.offset, each.attempt) for each in found]
+
+    assert asyncio.run(pull_twice()) == [(0, 1), (1, 1)]
 
 
 def test_a_subscription_that_is_deleted_during_the_call_is_not_created_without_rights(
@@ -23,7 +125,6 @@ def test_a_subscription_that_is_deleted_during_the_call_is_not_created_without_r
 ) -> None:
     """A caller that may only read deletes the subscription just after the broker has found it."""
     options: SubscriptionOptions = {"deliveries_max": 1, "on_spent": "dead_letter", "dead_letter_topic": "shop/secret"}
-    reader = Principal(name="r", scopes=frozenset({AccessScope.READ}), prefixes=frozenset(["*"]))
     ref = SubscriptionRef(TopicName("shop", "orders"), "s")
 
     async def race() -> list[str]:
@@ -36,7 +137,7 @@ def test_a_subscription_that_is_deleted_during_the_call_is_not_created_without_r
 
             served = ServedSubscriptions(readable, log.topic, Quotas(ServerSettings(), SystemClock()))
             with pytest.raises(Forbidden):
-                await served.create(reader, ref, EARLIEST, options)
+                await served.create(READER, ref, EARLIEST, options)
             await topic.subscribe("s", **options)
             subscription = AsyncTopic.subscription
 
@@ -46,7 +147,7 @@ def test_a_subscription_that_is_deleted_during_the_call_is_not_created_without_r
                 return found
 
             monkeypatch.setattr(AsyncTopic, "subscription", deleted)
-            await served.create(reader, ref, EARLIEST, options)
+            await served.create(READER, ref, EARLIEST, options)
             return [spec.name for spec in await topic.subscriptions()]
 
     assert asyncio.run(race()) == []

@@ -58,25 +58,27 @@ def test_a_dead_letter_topic_that_another_process_owns_has_a_named_state_and_not
         assert values(subscription) == [b"0", b"1", b"2"]
 
 
-def test_an_ack_that_comes_while_the_record_is_on_its_way_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_cumulative", [False, True])
+def test_an_ack_that_comes_while_the_record_is_on_its_way_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, *, is_cumulative: bool
+) -> None:
     counted = []
     with forebay.open(":memory:") as log:
         subscription = subscribed(log)
         with subscription.consumer() as consumer:
             taken = consumer.take()
             consumer.nack(taken[0])
-            consumer.ack(*taken[1:])
             append = Topic.append
 
             def acked_meanwhile(topic: Topic, *args: Any, **options: Any) -> int:
                 if topic.name == "default/dead":
-                    counted.append(consumer.ack(taken[0]))
+                    counted.append(consumer.ack_cumulative(taken[2]) if is_cumulative else consumer.ack(*taken))
                 return append(topic, *args, **options)
 
             monkeypatch.setattr(Topic, "append", acked_meanwhile)
             assert consumer.take() == []
 
-            assert counted == [0]
+            assert counted == [2]
             assert values(subscription) == [b"0"]
             assert subscription.lag()[0].lag == 0
 

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -22,12 +23,13 @@ from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
 from forebay.storage.subscriptions import SubscriptionDriver
 from forebay.subscriptions.cursor import acked_of, progress_of, window_of
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.subscriptions.dispatch import Dispatch, ServedPartition
 from forebay.subscriptions.window import Window, WindowLimits
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import FaultyMetadata
 from forebay.topics import SubscriptionSpec, TopicSpec
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 TOPIC = TopicSpec(namespace="shop", topic="orders", topic_id="0" * 32, partitions=1)
 SPEC = SubscriptionSpec.create(TOPIC, "billing", subscription_id="1" * 32, created_at=0, window_records_max=1_000_000)
@@ -347,6 +349,105 @@ def test_a_subscription_moves_with_its_topic(tmp_path: Path) -> None:
                 assert [(d.record.offset, d.attempt) for d in there.take()] == [(1, 2), (2, 2), (4, 2), (5, 2)]
                 with pytest.raises(Moved), subscription.consumer():
                     pass
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[tuple[forebay.Storage, forebay.Storage]]:
+    """Two logs with one metadata store: the second one has what the first one owns."""
+    shared = {
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": str(tmp_path / "store")},
+        "metadata": {"path": str(tmp_path / "meta.db")},
+    }
+    with forebay.open(tmp_path / "one", shared) as one, forebay.open(tmp_path / "two", shared) as two:
+        yield one, two
+
+
+def test_what_another_process_changes_reaches_consumers_that_are_attached(
+    elsewhere: tuple[forebay.Storage, forebay.Storage],
+) -> None:
+    one, two = elsewhere
+    subscription = topic_in(one, 4).subscribe("billing", start=EARLIEST, window_records_max=2, deliveries_max=9)
+    with subscription.consumer() as consumer:
+        assert len(consumer.take()) == 2
+        other = two.topic("shop/orders").subscription("billing")
+
+        other.alter(window_records_max=4, ack_timeout_ms=77, on_spent="drop")
+
+        assert [delivered.record.offset for delivered in consumer.take(wait_s=PATIENCE)] == [2, 3]
+        spec = subscription.spec
+        assert (spec.window_records_max, spec.ack_timeout_ms) == (4, 77)
+        assert spec.on_spent == "block", "what becomes of spent records changes when the last consumer has left"
+        other.pause()
+        until(lambda: consumer.take(wait_s=0.1) == [] and subscription.spec.is_paused)
+    with subscription.consumer():
+        assert subscription.spec == other.spec
+        assert subscription.spec.on_spent == "drop"
+
+
+def test_consumers_go_on_while_the_metadata_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    with forebay.Storage.open(":memory:", forebay.Settings(), clock=clock) as log:
+        topic = topic_in(log, 1)
+        with topic.subscribe("billing", start=EARLIEST).consumer() as consumer:
+            consumer.ack(*consumer.take())
+            clock.advance(60)
+            asked = []
+
+            def away(_store: SubscriptionStore) -> int:
+                asked.append(True)
+                raise forebay.Unavailable("the metadata store is away")
+
+            monkeypatch.setattr(SubscriptionStore, "revision", away)
+            topic.append(b"more")
+            assert [delivered.record.value for delivered in consumer.take()] == [b"more"]
+            assert asked
+
+
+def test_a_look_for_changes_is_one_read_for_all_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    revision, asked = SubscriptionStore.revision, []
+
+    def counted(store: SubscriptionStore) -> int:
+        asked.append(clock.monotonic())
+        return revision(store)
+
+    with forebay.Storage.open(":memory:", forebay.Settings(), clock=clock) as log:
+        topic = topic_in(log, 1)
+        subscriptions = [topic.subscribe(f"s{number}") for number in range(20)]
+        consumers = [subscription.consumer() for subscription in subscriptions]
+        for consumer in consumers:
+            consumer.take()
+        monkeypatch.setattr(SubscriptionStore, "revision", counted)
+        for _ in range(10):
+            clock.advance(0.5)
+            for consumer in consumers:
+                consumer.take()
+        for consumer in consumers:
+            consumer.close()
+
+    assert len(asked) == 10
+
+
+def test_dead_letter_topics_that_are_altered_at_once_do_not_close_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forebay.open(":memory:") as log:
+        a, b = log.create_topic("a"), log.create_topic("b")
+        first, second = a.subscribe("s", deliveries_max=1), b.subscribe("s", deliveries_max=1)
+        check, calls = SubscriptionStore.check_no_circle, list[str]()
+
+        def raced(store: SubscriptionStore, wanted: SubscriptionSpec) -> None:
+            check(store, wanted)
+            calls.append(wanted.topic)
+            if len(calls) == 2:
+                # After its last look, another thread opens the other way.
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(second.alter, on_spent="dead_letter", dead_letter_topic="a").result(PATIENCE)
+
+        monkeypatch.setattr(SubscriptionStore, "check_no_circle", raced)
+        with pytest.raises(forebay.Invalid, match="circle"):
+            first.alter(on_spent="dead_letter", dead_letter_topic="b")
+
+        assert [topic.subscriptions()[0].dead_letter_topic for topic in (a, b)] == [None, "default/a"]
 
 
 def test_a_record_is_not_delivered_after_its_delete_has_returned() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from forebay.aio.workers import Workers
-from forebay.records import DeadLetter, LetterPlace
+from forebay.records import DeadLetter, LetterPage, LetterPlace
 from forebay.storage.deadletters import DeadLetters
 from forebay.topics import TopicName
 
@@ -27,7 +27,13 @@ class AsyncDeadLetters:
         self, records_max: int = 100, *, after: LetterPlace | None = None, bytes_max: int | None = None
     ) -> list[DeadLetter]:
         """See `DeadLetters.letters`."""
-        call = partial(self._letters.letters, records_max, after=after, bytes_max=bytes_max)
+        return (await self.page(records_max, after=after, bytes_max=bytes_max)).letters
+
+    async def page(
+        self, records_max: int = 100, *, after: LetterPlace | None = None, bytes_max: int | None = None
+    ) -> LetterPage:
+        """See `DeadLetters.page`."""
+        call = partial(self._letters.page, records_max, after=after, bytes_max=bytes_max)
         return await self._workers.run_job(call)
 
     async def get(self, offset: int, partition: int = 0) -> DeadLetter:

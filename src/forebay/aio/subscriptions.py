@@ -11,26 +11,27 @@ import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from forebay.aio.deadletters import AsyncDeadLetters
 from forebay.aio.reads import UNNAMED
 from forebay.aio.workers import Workers, wake_loop
 from forebay.arguments import checked_seconds
 from forebay.errors import Closed, Throttled
-from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
+from forebay.records import LATEST, DeliveredRecord, PeekedPage, Record, Start, SubscriptionLag
 from forebay.storage.subscriptions import (
     LOOK_S,
     UNACKED_MAX,
     Subscription,
     SubscriptionDriver,
+    attempts_by_partition,
     by_partition,
     check_consumer,
     checked_delay,
     checked_take,
     pause_s,
 )
-from forebay.topics import SubscriptionSpec
+from forebay.topics import SubscriptionChanges, SubscriptionSpec
 
 
 class AsyncSubscription:
@@ -67,7 +68,13 @@ class AsyncSubscription:
         self, records_max: int = 10, *, partition: int | None = None, bytes_max: int | None = None
     ) -> list[Record]:
         """See `Subscription.peek`."""
-        return await self._run(self._subscription.peek, records_max, partition=partition, bytes_max=bytes_max)
+        return (await self.peek_page(records_max, partition=partition, bytes_max=bytes_max)).records
+
+    async def peek_page(
+        self, records_max: int = 10, *, partition: int | None = None, bytes_max: int | None = None
+    ) -> PeekedPage:
+        """See `Subscription.peek_page`."""
+        return await self._run(self._subscription.peek_page, records_max, partition=partition, bytes_max=bytes_max)
 
     async def pause(self) -> None:
         """See `Subscription.pause`."""
@@ -76,6 +83,10 @@ class AsyncSubscription:
     async def resume(self) -> None:
         """See `Subscription.resume`."""
         await self._run(self._subscription.resume)
+
+    async def alter(self, **changes: Unpack[SubscriptionChanges]) -> SubscriptionSpec:
+        """See `Subscription.alter`."""
+        return await self._run(partial(self._subscription.alter, **changes))
 
     async def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
         """See `Subscription.seek`."""
@@ -161,7 +172,8 @@ class AsyncConsumer:
 
     async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
         """See `Consumer.nack`."""
-        return self._driver.nack(self._number, by_partition(failed), checked_delay(delay_ms), error)
+        offsets, attempts = by_partition(failed), attempts_by_partition(failed)
+        return self._driver.nack(self._number, offsets, checked_delay(delay_ms), error, attempts)
 
     @property
     def lost(self) -> int:
@@ -178,9 +190,15 @@ class AsyncConsumer:
         """As `ack_cumulative`."""
         return self._driver.ack_up_to(self._number, partition, offset)
 
-    def nack_offsets(self, failed: Mapping[int, Sequence[int]], delay_ms: int | None, error: str | None) -> int:
-        """As `nack`, by partition."""
-        return self._driver.nack(self._number, failed, checked_delay(delay_ms), error)
+    def nack_offsets(
+        self,
+        failed: Mapping[int, Sequence[int]],
+        delay_ms: int | None,
+        error: str | None,
+        attempts: Mapping[int, Sequence[int]] | None = None,
+    ) -> int:
+        """As `nack`, by partition; without `attempts` whichever delivery the consumer holds is refused."""
+        return self._driver.nack(self._number, failed, checked_delay(delay_ms), error, attempts)
 
     def give_back(self, taken: Mapping[int, Sequence[int]]) -> None:
         """What was taken and not used is due again, as if it had not been delivered."""

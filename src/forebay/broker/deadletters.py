@@ -67,7 +67,7 @@ async def list_dead_letters(broker: Broker, request: Request) -> HttpAnswer:
         after=after,
         bytes_max=request.admitted.reserve(PAGE_BYTES),
     )
-    return await broker.compute(lambda: HttpAnswer.of(LetterList([LetterItem.of(letter) for letter in found])))
+    return await broker.compute(lambda: HttpAnswer.of(LetterList.of(found)))
 
 
 async def get_dead_letter(broker: Broker, request: Request) -> HttpAnswer:

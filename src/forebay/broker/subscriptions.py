@@ -49,6 +49,7 @@ from forebay.wire.subscriptions import (
     SoughtPlaces,
     SubscriptionItem,
     SubscriptionList,
+    SubscriptionPatch,
     SubscriptionPut,
 )
 
@@ -120,6 +121,13 @@ async def get_subscription(broker: Broker, request: Request) -> HttpAnswer:
     return HttpAnswer.of(SubscriptionItem.of(found.spec))
 
 
+async def patch_subscription(broker: Broker, request: Request) -> HttpAnswer:
+    """Change a subscription."""
+    ref, patch = _ref(request), await request.json(SubscriptionPatch)
+    spec = await broker.service.subscriptions.alter(request.principal, ref, patch.changes())
+    return HttpAnswer.of(SubscriptionItem.of(spec))
+
+
 async def delete_subscription(broker: Broker, request: Request) -> HttpAnswer:
     """Remove a subscription with its cursors."""
     await broker.service.subscriptions.delete(request.principal, _ref(request))
@@ -169,8 +177,8 @@ async def peek_records(broker: Broker, request: Request) -> HttpAnswer:
     ref = SubscriptionRef(request.topic, request.at["subscription"], query.id)
     found = await broker.service.subscriptions.get(request.principal, ref)
     room = request.admitted.reserve(PAGE_BYTES)
-    records = await found.peek(query.records_max, partition=query.partition, bytes_max=room)
-    return await broker.compute(lambda: HttpAnswer.of(PeekedRecords.of(records)))
+    page = await found.peek_page(query.records_max, partition=query.partition, bytes_max=room)
+    return await broker.compute(lambda: HttpAnswer.of(PeekedRecords.of(page)))
 
 
 async def list_consumers(broker: Broker, request: Request) -> HttpAnswer:
@@ -227,7 +235,8 @@ async def nack_records(broker: Broker, request: Request) -> HttpAnswer:
     """Records could not be done."""
     session, failed = await _session(broker, request), await request.json(Nacking)
     with session.used():
-        return HttpAnswer.of(AnswerCount(await session.nack(failed.offsets, failed.delay_ms, failed.error)))
+        counted = await session.nack(failed.offsets, failed.delay_ms, failed.error, failed.attempts)
+        return HttpAnswer.of(AnswerCount(counted))
 
 
 async def pull_records(broker: Broker, request: Request) -> HttpAnswer:
@@ -352,6 +361,11 @@ ROUTES = (
         method="GET", path=SUBSCRIPTION, name="get_subscription", summary="The definition of a subscription",
         handler=get_subscription, scopes=READ, query=IncarnationQuery, answer=SubscriptionItem, tag="subscriptions",
         statuses=(404, 409, 421),
+    ),
+    Route(
+        method="PATCH", path=SUBSCRIPTION, name="patch_subscription", summary="Change a subscription while it is used",
+        handler=patch_subscription, scopes=READ, query=IncarnationQuery, body=SubscriptionPatch,
+        answer=SubscriptionItem, tag="subscriptions", statuses=(404, 409, 421, 422, 504), is_audited=True,
     ),
     Route(
         method="DELETE", path=SUBSCRIPTION, name="delete_subscription",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from forebay.cli.commands import command, group
+from forebay.cli.failures import complain
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import AsJson, CountOption, YesOption
 from forebay.cli.subscription import subscribable
@@ -56,25 +58,14 @@ def list_letters(
         raise Invalid(f"--count is {count}; give 1 or more")
     with run.reading(topic) as log:
         letters = _letters(log, topic, name)
-        found = letters.letters(100 if count is None else count)
-    if as_json:
-        for letter in found:
-            say_json(_item(letter))
-    elif found:
-        say_table(
-            ("letter", "from", "subscription", "attempts", "reason", "error"),
-            [
-                (
-                    _place(letter),
-                    f"{letter.topic}[{letter.record.partition}]@{letter.record.offset}",
-                    letter.subscription,
-                    letter.attempts,
-                    letter.reason,
-                    (letter.error or "")[:60],
-                )
-                for letter in found
-            ],
-        )
+        rows = []
+        for letter in _listed(letters, 100 if count is None else count):
+            if as_json:
+                say_json(_item(letter))
+            else:
+                rows.append(_row(letter))
+    if rows:
+        say_table(("letter", "from", "subscription", "attempts", "reason", "error"), rows)
 
 
 @command(app, "show", examples=["forebay deadletter show shop/orders billing --letter 0:17"], by_url=True)
@@ -147,6 +138,28 @@ def purge(
         confirm(f"{what} in {found.topic}" + (f" of {name}" if name is not None else ""), yes=yes)
         count = found.purge(chosen)
     _say_count("purged", found.topic, count, as_json=as_json)
+
+
+def _listed(letters: DeadLetters, count: int) -> Iterator[DeadLetter]:
+    """The first `count` dead letters, a page at a time; complains if there are more."""
+    last: LetterPlace | None = None
+    left = count
+    while left and (page := letters.letters(left, after=last)):
+        yield from page
+        last, left = page[-1].place, left - len(page)
+    if last is not None and not left and letters.letters(1, after=last):
+        complain(f"{letters.topic} has more dead letters than these {count}: raise --count")
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    return (
+        _place(letter),
+        f"{letter.topic}[{letter.record.partition}]@{letter.record.offset}",
+        letter.subscription,
+        letter.attempts,
+        letter.reason,
+        (letter.error or "")[:60],
+    )
 
 
 def _letters(log: Log, topic: str, name: str | None) -> DeadLetters:

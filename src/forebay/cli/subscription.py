@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -13,15 +14,15 @@ from forebay.cli.interruptions import Interrupted
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import AsJson, CountOption, OneTopic, PartitionOption, TopicArgument, YesOption
 from forebay.cli.terminal import confirm, flush, readable_time, say, say_json, say_table
-from forebay.errors import Invalid
+from forebay.errors import Invalid, UnknownTopic
 from forebay.wire.positions import parse_start
 
 if TYPE_CHECKING:
     from forebay.records import SubscriptionLag
     from forebay.surface import Log, SubscribableTopic
-    from forebay.topics import SubscriptionOptions, SubscriptionSpec
+    from forebay.topics import SubscriptionChanges, SubscriptionOptions, SubscriptionSpec
 
-app = group("subscription", help="Create, list, show, pause, resume, move, consume and delete subscriptions.")
+app = group("subscription", help="Create, list, show, alter, pause, resume, move, consume and delete subscriptions.")
 
 Name = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The name of the subscription.")]
 ModeOption = Annotated[str, typer.Option(help="exclusive, failover, shared or key-shared.")]
@@ -52,6 +53,28 @@ DeadLetterOption = Annotated[
     typer.Option(
         metavar="TOPIC", help="Where dead letters go [default: TOPIC.SUBSCRIPTION.dead_letters].", show_default=False
     ),
+]
+NewWindowOption = Annotated[
+    int | None, typer.Option("--window", metavar="N", help="Offsets that a partition is delivered ahead.")
+]
+NewAckTimeoutOption = Annotated[
+    int | None, typer.Option("--ack-timeout-ms", metavar="MS", help="When an unanswered record comes again.")
+]
+NewBackoffMinOption = Annotated[
+    int | None, typer.Option("--backoff-min-ms", metavar="MS", help="The delay after a first nack.")
+]
+NewBackoffMaxOption = Annotated[
+    int | None, typer.Option("--backoff-max-ms", metavar="MS", help="What doubling it ends at.")
+]
+NewDeliveriesOption = Annotated[
+    str | None,
+    typer.Option("--deliveries-max", metavar="N|none", help="How often a record is delivered; none: any number."),
+]
+NewOnSpentOption = Annotated[
+    str | None, typer.Option("--on-spent", metavar="POLICY", help="Then: block, drop or dead-letter.")
+]
+NewDeadLetterOption = Annotated[
+    str | None, typer.Option("--dead-letter-topic", metavar="TOPIC", help="Where dead letters go.")
 ]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on with records as they come.")]
 NackOption = Annotated[bool, typer.Option("--nack", help="Refuse each record, so that it comes again.")]
@@ -90,17 +113,10 @@ def create(
 ) -> None:
     """Create a subscription, or find one that is as these options say. Its first records are those from --from on."""
     position = parse_start(start)
-    options: SubscriptionOptions = {"mode": mode.replace("-", "_")}
-    given: dict[str, Any] = {
-        "window_records_max": window,
-        "ack_timeout_ms": ack_timeout_ms,
-        "backoff_min_ms": backoff_min_ms,
-        "backoff_max_ms": backoff_max_ms,
-        "deliveries_max": deliveries_max,
-        "on_spent": None if on_spent is None else on_spent.replace("-", "_"),
-        "dead_letter_topic": dead_letter_topic,
-    }
-    options.update({option: value for option, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+    given = _given(window, ack_timeout_ms, backoff_min_ms, backoff_max_ms, on_spent, dead_letter_topic)
+    options = cast("SubscriptionOptions", {"mode": mode.replace("-", "_"), **given})
+    if deliveries_max is not None:
+        options["deliveries_max"] = deliveries_max
     with run.writing() as log:
         spec = subscribable(log, topic).subscribe(name, start=position, **options).spec
     if as_json:
@@ -115,8 +131,7 @@ def create(
 def list_subscriptions(run: Invocation, *, topic: OneTopic = None, as_json: AsJson = False) -> None:
     """List the subscriptions of a topic, or of all topics."""
     with run.reading() as log:
-        names = [str(spec.name) for spec in log.topics()] if topic is None else [topic]
-        found = [spec for name in names for spec in subscribable(log, name).subscriptions()]
+        found = _of_all_topics(log) if topic is None else subscribable(log, topic).subscriptions()
     if as_json:
         for spec in found:
             say_json(_item(spec))
@@ -155,6 +170,51 @@ def show(run: Invocation, *, topic: TopicArgument, name: Name, as_json: AsJson =
         ("partition", "cursor", "done above", "end", "lag"),
         [(lag.partition, lag.cursor, lag.done_above, lag.end, lag.lag) for lag in lags],
     )
+
+
+@command(
+    app,
+    "alter",
+    examples=[
+        "forebay subscription alter shop/orders billing --ack-timeout-ms 60000 --window 10000",
+        "forebay subscription alter shop/orders billing --deliveries-max none",
+        "forebay subscription alter shop/orders mails --deliveries-max 5 --on-spent dead-letter",
+    ],
+    by_url=True,
+)
+def alter(
+    run: Invocation,
+    *,
+    topic: TopicArgument,
+    name: Name,
+    window: NewWindowOption = None,
+    ack_timeout_ms: NewAckTimeoutOption = None,
+    backoff_min_ms: NewBackoffMinOption = None,
+    backoff_max_ms: NewBackoffMaxOption = None,
+    deliveries_max: NewDeliveriesOption = None,
+    on_spent: NewOnSpentOption = None,
+    dead_letter_topic: NewDeadLetterOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change how a subscription delivers, from now on; what is not said stays as it is.
+
+    What becomes of spent records changes only while no consumer is attached. The mode cannot be changed.
+    """
+    given = _given(window, ack_timeout_ms, backoff_min_ms, backoff_max_ms, on_spent, dead_letter_topic)
+    changes = cast("SubscriptionChanges", given)
+    if deliveries_max is not None:
+        changes["deliveries_max"] = _deliveries(deliveries_max)
+    if not changes:
+        raise Invalid("nothing is to be changed: give --window, --ack-timeout-ms, --deliveries-max or another limit")
+    with run.writing() as log:
+        spec = subscribable(log, topic).subscription(name).alter(**changes)
+    if as_json:
+        say_json(_item(spec))
+    else:
+        say(
+            f"{spec.name}: deliveries {_limit(spec)}; ack time-out {spec.ack_timeout_ms} ms, back-off "
+            f"{spec.backoff_min_ms} to {spec.backoff_max_ms} ms, window {spec.window_records_max}"
+        )
 
 
 @command(app, "pause", examples=["forebay subscription pause shop/orders billing"], by_url=True)
@@ -212,7 +272,7 @@ def peek(
     partition: PartitionOption = None,
     output: FormatOption = OutputFormat.VALUE,
 ) -> None:
-    """Show the first records that are not done, without taking them."""
+    """Show the first records that are not done, without taking them: no more than about 4 MiB of them."""
     wanted = _checked(count, 10)
     with run.reading(topic) as log:
         handle = subscribable(log, topic)
@@ -284,6 +344,43 @@ def delete(run: Invocation, *, topic: TopicArgument, name: Name, yes: YesOption 
 def subscribable(log: Log, topic: str) -> SubscribableTopic:
     """A topic of a directory or a broker: both serve subscriptions."""
     return cast("SubscribableTopic", log.topic(topic))
+
+
+def _given(
+    window: int | None,
+    ack_timeout_ms: int | None,
+    backoff_min_ms: int | None,
+    backoff_max_ms: int | None,
+    on_spent: str | None,
+    dead_letter_topic: str | None,
+) -> dict[str, Any]:
+    """The options that were given, as the library names them."""
+    options = {
+        "window_records_max": window,
+        "ack_timeout_ms": ack_timeout_ms,
+        "backoff_min_ms": backoff_min_ms,
+        "backoff_max_ms": backoff_max_ms,
+        "on_spent": None if on_spent is None else on_spent.replace("-", "_"),
+        "dead_letter_topic": dead_letter_topic,
+    }
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def _deliveries(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isascii() or not text.isdecimal() or not 0 < len(text) < 10:
+        raise Invalid(f"--deliveries-max is {text!r:.80}; give a number, or none for any number of times")
+    return int(text)
+
+
+def _of_all_topics(log: Log) -> list[SubscriptionSpec]:
+    """Every subscription; those of a topic that is deleted meanwhile went with it."""
+    found: list[SubscriptionSpec] = []
+    for spec in log.topics():
+        with suppress(UnknownTopic):
+            found += subscribable(log, str(spec.name)).subscriptions()
+    return found
 
 
 def _checked(count: int | None, default: int) -> int:

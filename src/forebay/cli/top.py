@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -14,7 +14,7 @@ from forebay.cli.commands import command, root
 from forebay.cli.interruptions import Interrupted
 from forebay.cli.invocation import Invocation
 from forebay.cli.terminal import draws, flush, say, say_table, table_of
-from forebay.errors import ForebayError, Invalid, Unavailable
+from forebay.errors import ForebayError, Invalid, Unavailable, UnknownTopic
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -271,11 +271,12 @@ def _directory_look(run: Invocation, log: Storage, at: float) -> Look:
     from forebay.directory import is_owned
     from forebay.topics import Engine
 
-    shards = [
-        _shard_look(log, spec.name, shard, has_history=spec.engine is Engine.SEGMENT)
-        for spec in log.topics()
-        for shard in log.recorded(spec.name)
-    ]
+    shards: list[ShardLook] = []
+    for spec in log.topics():
+        has_history = spec.engine is Engine.SEGMENT
+        # Else it was deleted meanwhile, and there is nothing to show.
+        with suppress(UnknownTopic):
+            shards += [_shard_look(log, spec.name, shard, has_history=has_history) for shard in log.recorded(spec.name)]
     owner = "open in another process" if is_owned(run.directory, run.disk) else "open in no other process"
     title = f"{run.directory}: {owner}, {len(shards)} partitions"
     return Look(at, title, shards, _places(log), _failures(shards))
@@ -284,6 +285,8 @@ def _directory_look(run: Invocation, log: Storage, at: float) -> Look:
 def _shard_look(log: Storage, name: TopicName, shard: RecordedShard, *, has_history: bool) -> ShardLook:
     try:
         end = log.topic(name).offsets(shard.partition).next
+    except UnknownTopic:
+        raise
     except ForebayError as error:
         # Records in the memory or the database of another process are not to be seen from here: that is no failure.
         return ShardLook(str(name), shard.partition, None, None, str(error) if has_history else None)

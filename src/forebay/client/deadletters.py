@@ -19,6 +19,8 @@ from forebay.wire.subscriptions import LetterCount, LetterItem, LetterList
 
 PAGE_LETTERS = 1_000
 """Dead letters that one request brings."""
+LETTERS_BYTES_MAX = 2 * 1024 * 1024
+"""Behind so many bytes no further page is asked for: a list of them holds a few MiB at most."""
 
 
 class AsyncRemoteDeadLetters:
@@ -39,6 +41,7 @@ class AsyncRemoteDeadLetters:
     async def letters(self, records_max: int = 100, *, after: LetterPlace | None = None) -> list[DeadLetter]:
         """See `surface.awaiting.DeadLetters.letters`."""
         found: list[DeadLetter] = []
+        size = 0
         while True:
             query = {**self._origin, "records_max": str(min(records_max - len(found), PAGE_LETTERS))}
             if after is not None:
@@ -46,7 +49,8 @@ class AsyncRemoteDeadLetters:
             call = HttpCall(method="GET", path=self._path, query=query)
             page = (await self._transport.call(call, partial(decoded, LetterList))).letters
             found += [item.letter() for item in page]
-            if not page or len(found) >= records_max:
+            size += sum(len(letter.record.value or b"") for letter in found[-len(page) :] if page)
+            if not page or len(found) >= records_max or size > LETTERS_BYTES_MAX:
                 return found
             after = found[-1].place
 

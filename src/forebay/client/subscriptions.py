@@ -15,7 +15,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import msgspec
@@ -28,7 +28,7 @@ from forebay.client.transport import ATTEMPTS_MIN, HttpCall
 from forebay.errors import Closed, Conflict, ForebayError, Indeterminate, Invalid, UnknownConsumer, UnknownSubscription
 from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
 from forebay.surface.blocking import UNACKED_MAX
-from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicName
+from forebay.topics import SubscriptionChanges, SubscriptionOptions, SubscriptionSpec, TopicName
 from forebay.wire.bodies import MediaType
 from forebay.wire.items import record_of
 from forebay.wire.subscriptions import (
@@ -110,6 +110,11 @@ class AsyncRemoteSubscription:
     async def resume(self) -> None:
         """See `surface.awaiting.Subscription.resume`."""
         self._spec = await self._post("/resume", _spec_of)
+
+    async def alter(self, **changes: Unpack[SubscriptionChanges]) -> SubscriptionSpec:
+        """See `surface.awaiting.Subscription.alter`."""
+        self._spec = await called(self._topic, _sent("PATCH", self._path, changes, self._query), _spec_of)
+        return self._spec
 
     async def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
         """See `surface.awaiting.Subscription.seek`."""
@@ -213,8 +218,13 @@ class AsyncRemoteConsumer:
         return await self._answer("/ack", {"up_to": {str(last.record.partition): last.record.offset}})
 
     async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
-        """See `surface.awaiting.Consumer.nack`."""
-        fields = {"offsets": _by_partition(failed), "delay_ms": delay_ms, "error": error}
+        """See `surface.awaiting.Consumer.nack`. What an attempt without an answer has refused is not counted."""
+        fields = {
+            "offsets": _by_partition(failed),
+            "attempts": _attempts(failed),
+            "delay_ms": delay_ms,
+            "error": error,
+        }
         return await self._answer("/nack", fields)
 
     @property
@@ -392,6 +402,13 @@ def _by_partition(delivered: tuple[DeliveredRecord, ...]) -> dict[str, list[int]
     return found
 
 
+def _attempts(delivered: tuple[DeliveredRecord, ...]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in delivered:
+        found.setdefault(str(each.record.partition), []).append(each.attempt)
+    return found
+
+
 class RemoteSubscription:
     """One subscription of a topic on a broker. Made by `RemoteTopic.subscribe`; for any number of threads."""
 
@@ -435,6 +452,10 @@ class RemoteSubscription:
     def resume(self) -> None:
         """See `surface.Subscription.resume`."""
         self._loop.call(self._subscription.resume)
+
+    def alter(self, **changes: Unpack[SubscriptionChanges]) -> SubscriptionSpec:
+        """See `surface.Subscription.alter`."""
+        return self._loop.call(partial(self._subscription.alter, **changes))
 
     def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
         """See `surface.Subscription.seek`."""

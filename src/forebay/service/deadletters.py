@@ -6,13 +6,13 @@ allowed for exactly those letters whose origin the caller may write to, and no o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from forebay.aio.deadletters import AsyncDeadLetters
 from forebay.aio.topic import AsyncTopic
 from forebay.errors import Invalid
-from forebay.records import DeadLetter, LetterPlace
+from forebay.records import DeadLetter, LetterPage, LetterPlace
 from forebay.service.principals import AccessScope, Principal, check_may
 from forebay.service.subscriptions import ServedSubscriptions, SubscriptionRef
 from forebay.topics import TopicName
@@ -43,9 +43,9 @@ class ServedDeadLetters:
 
     async def letters(
         self, who: Principal, ref: LettersRef, *, records_max: int, after: LetterPlace | None, bytes_max: int
-    ) -> list[DeadLetter]:
+    ) -> LetterPage:
         """A page of dead letters, of about so many bytes at most; one at least, if there is one."""
-        return await (await self._found(who, ref)).letters(records_max, after=after, bytes_max=bytes_max)
+        return await (await self._found(who, ref)).page(records_max, after=after, bytes_max=bytes_max)
 
     async def get(self, who: Principal, ref: LettersRef, place: LetterPlace) -> DeadLetter:
         """The dead letter at a place."""
@@ -54,22 +54,27 @@ class ServedDeadLetters:
     async def replay(
         self, who: Principal, ref: LettersRef, places: Sequence[LetterPlace] | None, to: TopicName | None
     ) -> int:
-        """Append dead letters to their origin, or elsewhere, and remove them; how many."""
+        """Append dead letters to their origin, or elsewhere, and remove them; how many.
+
+        Without `to` all are looked at first, so that one whose origin the caller may not write to stops all of them;
+        then they are looked at again and replayed page by page: there may be more than fit into memory.
+        """
         check_may(who, AccessScope.DELETE, ref.topic)
         letters = await self._found(who, ref)
         if to is not None:
             check_may(who, AccessScope.WRITE, to)
             return await letters.replay(places, to=to)
         wanted = None if places is None else set(places)
-        allowed: list[LetterPlace] = []
-        last: LetterPlace | None = None
-        while page := await letters.letters(LOOKED_AT, after=last, bytes_max=LOOKED_AT_BYTES):
-            last = page[-1].place
-            for letter in page:
-                if wanted is None or letter.place in wanted:
-                    check_may(who, AccessScope.WRITE, TopicName.parse(letter.topic))
-                    allowed.append(letter.place)
-        return await letters.replay(allowed)
+        ends: dict[int, int] = {}
+        async for page in _pages(letters):
+            _allowed(who, page, wanted)
+            ends.update((letter.place.partition, letter.place.offset) for letter in page)
+        replayed = 0
+        async for page in _pages(letters):
+            # One that comes meanwhile is for a later replay: it may be one of these, refused again.
+            known = [letter for letter in page if letter.place.offset <= ends.get(letter.place.partition, -1)]
+            replayed += await letters.replay(_allowed(who, known, wanted))
+        return replayed
 
     async def purge(self, who: Principal, ref: LettersRef, places: Sequence[LetterPlace] | None) -> int:
         """Delete dead letters; how many."""
@@ -88,3 +93,19 @@ class ServedDeadLetters:
                 f"not in {topic.name}"
             )
         return letters
+
+
+async def _pages(letters: AsyncDeadLetters) -> AsyncIterator[list[DeadLetter]]:
+    """All dead letters, a page at a time. Those of a page may be removed before the next one is asked for."""
+    last: LetterPlace | None = None
+    while page := await letters.letters(LOOKED_AT, after=last, bytes_max=LOOKED_AT_BYTES):
+        last = page[-1].place
+        yield page
+
+
+def _allowed(who: Principal, page: Sequence[DeadLetter], wanted: set[LetterPlace] | None) -> list[LetterPlace]:
+    """Those that are meant; `Forbidden` if the caller may not write to the topic that one of them comes from."""
+    meant = [letter for letter in page if wanted is None or letter.place in wanted]
+    for letter in meant:
+        check_may(who, AccessScope.WRITE, TopicName.parse(letter.topic))
+    return [letter.place for letter in meant]

@@ -12,17 +12,25 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import repeat
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
 from forebay.aio.topic import AsyncTopic
-from forebay.errors import Conflict, UnknownConsumer, UnknownSubscription, UnknownTopic
+from forebay.errors import Conflict, Invalid, UnknownConsumer, UnknownSubscription, UnknownTopic
 from forebay.records import DeliveredRecord, Start
 from forebay.service.principals import AccessScope, Principal, check_may
 from forebay.service.quotas import Quotas
 from forebay.service.reserved import check_not_reserved
 from forebay.storage.subscriptions import by_partition
-from forebay.topics import OnSpent, SubscriptionOptions, SubscriptionSpec, TopicName, dead_letter_name
+from forebay.topics import (
+    OnSpent,
+    SubscriptionChanges,
+    SubscriptionOptions,
+    SubscriptionSpec,
+    TopicName,
+    dead_letter_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -157,13 +165,24 @@ class ConsumerSession:
             counted += sum(self._consumer.ack_offset_up_to(partition, last) for partition, (last,) in part.items())
         return counted
 
-    async def nack(self, failed: Offsets, delay_ms: int | None, error: str | None) -> int:
-        """These could not be done, for this reason; how many of them the consumer held."""
+    async def nack(
+        self, failed: Offsets, delay_ms: int | None, error: str | None, attempts: Offsets | None = None
+    ) -> int:
+        """These could not be done, for this reason; how many of them the consumer held.
+
+        With `attempts`, one for each offset, a record that was delivered again since does not count.
+        """
         self._check_open()
+        meant: Iterable[Offsets | None] = repeat(None)
+        if attempts is not None:
+            for partition, offsets in failed.items():
+                if len(attempts.get(partition, ())) != len(offsets):
+                    raise Invalid(f"attempts of partition {partition} are not as many as its offsets: one for each")
+            meant = _slices({partition: attempts[partition] for partition in failed})
         counted = 0
-        async for part in _in_turns(_slices(failed)):
+        async for part, numbers in _in_turns(zip(_slices(failed), meant, strict=False)):
             self._check_open()
-            counted += self._consumer.nack_offsets(part, delay_ms, error)
+            counted += self._consumer.nack_offsets(part, delay_ms, error, numbers)
         return counted
 
     @property
@@ -263,7 +282,8 @@ class ServedSubscriptions:
         self._sessions: dict[_Key, ConsumerSession] = {}
         self._attaching: dict[_Key, asyncio.Task[ConsumerSession]] = {}
         """A repeated call waits for the same attempt."""
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], _Key] = {}
+        """Consumers that are leaving, which takes a thread a moment."""
 
     async def of_topic(self, who: Principal, topic: TopicName) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of a topic."""
@@ -291,7 +311,10 @@ class ServedSubscriptions:
 
     async def _check_dead_letters(self, who: Principal, ref: SubscriptionRef, options: SubscriptionOptions) -> None:
         given = options.get("dead_letter_topic")
-        name = _dead_letters(ref) if given is None else TopicName.parse(given)
+        await self._check_may_send(who, _dead_letters(ref) if given is None else TopicName.parse(given))
+
+    async def _check_may_send(self, who: Principal, name: TopicName) -> None:
+        """`Forbidden` unless a caller may have spent records written to a topic."""
         check_may(who, AccessScope.WRITE, name)
         try:
             await self._topic(name)
@@ -311,6 +334,19 @@ class ServedSubscriptions:
             raise self._deleted(ref)
         return found
 
+    async def alter(self, who: Principal, ref: SubscriptionRef, changes: SubscriptionChanges) -> SubscriptionSpec:
+        """Change how a subscription delivers; its definition on return.
+
+        A call that says that spent records go to a topic needs the same rights as one that creates a subscription so.
+        """
+        topic, found = await self._readable(who, ref.topic), await self.get(who, ref)
+        to = found.spec.altered(topic.spec, changes).dead_letter_topic
+        if to is not None and changes.keys() & {"on_spent", "dead_letter_topic"}:
+            await self._check_may_send(who, TopicName.parse(to))
+            # This very one, also if the subscription is altered by another caller meanwhile.
+            changes = {**changes, "dead_letter_topic": to}
+        return await found.alter(**changes)
+
     async def delete(self, who: Principal, ref: SubscriptionRef) -> None:
         """Remove a subscription; `Conflict` while consumers are attached."""
         await (await self.get(who, ref)).delete()
@@ -320,9 +356,14 @@ class ServedSubscriptions:
     async def attach(
         self, who: Principal, ref: SubscriptionRef, consumer: str, *, name: str, unacked_max: int, timeout_s: float
     ) -> ConsumerSession:
-        """Attach a consumer; the same again if the caller has attached it already."""
+        """Attach a consumer; the same again if the caller has attached it already.
+
+        Waits for those that are leaving: one whose session is over does not keep itself out of an exclusive
+        subscription, nor another.
+        """
         subscription = await self.get(who, ref)
         key = (ref.topic, ref.name, consumer)
+        await self._until_left(key)
         session = self._sessions.get(key)
         if session is not None and session.spec.subscription_id != subscription.spec.subscription_id:
             await self._end(key, session)
@@ -372,7 +413,7 @@ class ServedSubscriptions:
         for key, session in list(self._sessions.items()):
             self._end_soon(key, session)
         if self._ending:
-            await asyncio.wait(self._ending)
+            await asyncio.wait(list(self._ending))
 
     async def _attach(
         self,
@@ -419,14 +460,28 @@ class ServedSubscriptions:
         self._end_soon(key, session)
 
     def _end_soon(self, key: _Key, session: ConsumerSession) -> None:
-        ending = asyncio.create_task(self._end(key, session))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
-
-    async def _end(self, key: _Key, session: ConsumerSession) -> None:
+        """Have a consumer leave, in a task of its own."""
         if self._sessions.get(key) is session:
             del self._sessions[key]
-        await session.close()
+        ending = asyncio.create_task(session.close())
+        self._ending[ending] = key
+        ending.add_done_callback(self._ended)
+
+    def _ended(self, ending: asyncio.Task[None]) -> None:
+        topic, subscription, consumer = self._ending.pop(ending)
+        if not ending.cancelled() and (error := ending.exception()) is not None:
+            logger.warning("%s: consumer %s of %s has left, not in order: %s", topic, consumer, subscription, error)
+
+    async def _end(self, key: _Key, session: ConsumerSession) -> None:
+        """Return when a consumer has left; it goes on to leave if the caller goes away meanwhile."""
+        self._end_soon(key, session)
+        await self._until_left(key)
+
+    async def _until_left(self, key: _Key) -> None:
+        """Return when no consumer of this subscription is about to leave any more."""
+        leaving = [task for task, other in self._ending.items() if other[:2] == key[:2]]
+        if leaving:
+            await asyncio.wait(leaving)
 
     @staticmethod
     def _deleted(ref: SubscriptionRef) -> Conflict:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -19,11 +20,11 @@ from forebay.appends.producer_window import NONE_BEFORE, ROUTER_IDS
 from forebay.appends.queue import record_bytes
 from forebay.arguments import checked_partition
 from forebay.decoders import decoder
-from forebay.errors import Conflict, Corrupt, ForebayError, Full, Invalid, Moved, UnknownTopic
+from forebay.errors import Conflict, Corrupt, ForebayError, Full, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.partitioning import partition_of_key
 from forebay.progress import Progress, SpentNote
-from forebay.records import EARLIEST, DeadLetter, DeliveryState, LetterPlace, Record, check_offset
+from forebay.records import EARLIEST, DeadLetter, DeliveryState, LetterPage, LetterPlace, Record, check_offset
 from forebay.subscriptions.deadletters import (
     LastArrived,
     SendingFailure,
@@ -43,6 +44,10 @@ LETTERS_MAX: Final = 100
 """Spent records that are sent before they count as done."""
 REPLAY_MAX: Final = 64
 """Dead letters that are replayed at once: their offsets fit into the note beside a cursor."""
+PURGE_MAX: Final = 10_000
+"""Dead letters that are purged at once: their offsets alone are kept."""
+LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
+"""About what a list of dead letters holds; one letter at least."""
 REPLAY_READER: Final = "forebay.replay"
 """The reader whose cursors in a dead-letter topic say what a replay was doing when it ended."""
 
@@ -255,23 +260,27 @@ class DeadLetters:
     ) -> list[DeadLetter]:
         """Up to `records_max` dead letters, by partition and offset; with `after`, those behind that place.
 
-        With `bytes_max` of about so many bytes, one at least: none come only where there are none.
+        No more than about 4 MiB of them, or `bytes_max` bytes, and one at least: to see all, go on behind the last one
+        until none comes.
         """
+        return self.page(records_max, after=after, bytes_max=bytes_max).letters
+
+    def page(
+        self, records_max: int = 100, *, after: LetterPlace | None = None, bytes_max: int | None = None
+    ) -> LetterPage:
+        """As `letters`; says as well whether there are more behind them."""
         if not isinstance(records_max, int) or isinstance(records_max, bool) or records_max < 1:
             raise Invalid(f"records_max is {records_max!r:.80}; allowed: from 1 on")
         found: list[DeadLetter] = []
-        size = 0
+        size, most = 0, LISTED_BYTES_MAX if bytes_max is None else min(bytes_max, LISTED_BYTES_MAX)
         first = LetterPlace(0, 0) if after is None else LetterPlace(after.partition, after.offset + 1)
         for number in range(first.partition, self._topic.partitions):
             for letter in self._each(number, first.offset if number == first.partition else 0):
-                record = letter.record
-                size += record_bytes(record.value, record.key, record.tag, record.headers)
-                if found and bytes_max is not None and size > bytes_max:
-                    return found
+                size += _size(letter)
+                if found and (len(found) == records_max or size > most):
+                    return LetterPage(found, has_more=True)
                 found.append(letter)
-                if len(found) == records_max:
-                    return found
-        return found
+        return LetterPage(found, has_more=False)
 
     def get(self, offset: int, partition: int = 0) -> DeadLetter:
         """The dead letter at a place; `Invalid` if there is none."""
@@ -289,7 +298,8 @@ class DeadLetters:
 
         All that are here now, or those at `places`; what is not here any more is passed over. A record goes back as it
         was, into its own partition; elsewhere its key chooses the partition. Each is appended exactly once, also if
-        this is killed half-way and run again: a replay first finishes the one before it.
+        this is killed half-way and run again: a replay first finishes the one before it. If the target refuses them
+        (`Full`, `Invalid`), those that it has are removed, the others stay, and may be replayed elsewhere.
         """
         target = None if to is None else TopicName.parse(to)
         if target is not None and str(target) == self.topic:
@@ -302,7 +312,7 @@ class DeadLetters:
             for number, end in ends.items():
                 replayed += self._finish(number)
                 for batch in self._batches(self._chosen(number, end, chosen), target):
-                    replayed += self._replay(number, batch, target)
+                    replayed += self._replay(number, batch, target, replayed)
             self._topic.reader(REPLAY_READER).forget()
             return replayed
 
@@ -312,10 +322,14 @@ class DeadLetters:
         with self._alone:
             self._topic.acquire()
             ends = {number: self._topic.offsets(number).next for number in range(self._topic.partitions)}
-            return sum(
-                self._delete(number, [letter.place.offset for letter in self._chosen(number, end, chosen)])
-                for number, end in ends.items()
-            )
+            return sum(self._purge(number, self._chosen(number, end, chosen)) for number, end in ends.items())
+
+    def _purge(self, partition: int, letters: Iterator[DeadLetter]) -> int:
+        """Delete dead letters of a partition, some after the other: there may be more of them than fit into memory."""
+        deleted = 0
+        while offsets := [letter.place.offset for letter in islice(letters, PURGE_MAX)]:
+            deleted += self._delete(partition, offsets)
+        return deleted
 
     # Finding
 
@@ -363,8 +377,7 @@ class DeadLetters:
         batch: list[DeadLetter] = []
         size = 0
         for letter in letters:
-            record = letter.record
-            length = record_bytes(record.value, record.key, record.tag, record.headers)
+            length = _size(letter)
             is_full = len(batch) == REPLAY_MAX or size + length > self._bytes_max
             if batch and (is_full or (target is None and letter.topic != batch[0].topic)):
                 yield batch
@@ -374,8 +387,8 @@ class DeadLetters:
         if batch:
             yield batch
 
-    def _replay(self, partition: int, batch: Sequence[DeadLetter], to: TopicName | None) -> int:
-        """Note what is replayed, then do it."""
+    def _replay(self, partition: int, batch: Sequence[DeadLetter], to: TopicName | None, before: int) -> int:
+        """Note what is replayed, then do it; how many. `before` were replayed by this call already."""
         target = self._topics.topic(batch[0].topic if to is None else to)
         if target.name == self.topic:
             raise Invalid(f"dead letters in {self.topic} come from it: name a topic to replay them into")
@@ -391,10 +404,21 @@ class DeadLetters:
         )
         # From here on a replay that is run again finds out which of these have arrived.
         self._topic.reader(REPLAY_READER).reset(EARLIEST, partition, msgspec.json.encode(note).decode())
-        return self._go_on(partition, note, target, batch)
+        try:
+            return self._go_on(partition, note, target, batch)
+        except (Full, Invalid) as error:
+            arrived = self._take_back(partition, note, batch)
+            raise error.restated(
+                f"{target.name} refuses dead letters of {self.topic}[{partition}] between offsets {note.offsets[0]} "
+                f"and {note.offsets[-1]}, which stay ({before + arrived} were replayed): {error}; replay them again "
+                "when that is mended, or into another topic"
+            ) from error
 
     def _finish(self, partition: int) -> int:
-        """Finish what a replay was doing that was killed; how many dead letters that were."""
+        """Finish what a replay was doing that was killed; how many dead letters that were.
+
+        What its target refuses is not done: the target may be full for good, and these may be for another one now.
+        """
         text = self._topic.reader(REPLAY_READER).note(partition)
         if not text:
             return 0
@@ -415,21 +439,52 @@ class DeadLetters:
         # Of whichever subscription: the one before may have been about others.
         stored = [self._record_at(LetterPlace(partition, offset)) for offset in note.offsets]
         found = [letter for record in stored if record is not None and (letter := parse_letter(record)) is not None]
-        return self._go_on(partition, note, target, found)
+        try:
+            return self._go_on(partition, note, target, found)
+        except (Full, Invalid):
+            return self._take_back(partition, note, found)
+        except Unavailable as error:
+            raise error.restated(
+                f"an earlier replay of {self.topic}[{partition}] into {note.target} is not finished, and what has "
+                f"arrived there cannot be asked now: {error}"
+            ) from error
+
+    def _take_back(self, partition: int, note: _ReplayNote, letters: Sequence[DeadLetter]) -> int:
+        """The target refuses dead letters: remove those that it has, and note of the others that they stay; how many.
+
+        Only after a refusal, which says that nothing of the append was done, nor will be.
+        """
+        arrived: list[DeadLetter] = []
+        try:
+            target = self._topics.topic(note.target)
+            if target.spec.topic_id == note.target_id:
+                arrived = [
+                    letter
+                    for place, part in _parts(note, letters).items()
+                    if self._has(target, partition, note, place)
+                    for letter in part
+                ]
+                target.flush()
+        except UnknownTopic:
+            # What had arrived went with the topic.
+            arrived = []
+        deleted = self._delete(partition, sorted(letter.place.offset for letter in arrived))
+        self._topic.reader(REPLAY_READER).reset(EARLIEST, partition)
+        return deleted
+
+    def _has(self, target: Topic, partition: int, note: _ReplayNote, place: int) -> bool:
+        """Whether a partition of the target has what the replay was to append there."""
+        last = target.last_sequence(replayer_of(self._topic.spec.topic_id, partition, note.target_id), place)
+        return last is not None and last >= note.sequence
 
     def _go_on(self, partition: int, note: _ReplayNote, target: Topic, letters: Sequence[DeadLetter]) -> int:
         """Append those dead letters that have not arrived, and delete all of them; how many."""
         producer = replayer_of(self._topic.spec.topic_id, partition, note.target_id)
-        parts: dict[int, list[Record]] = {}
-        for letter in letters:
-            is_home = letter.topic == note.target and letter.record.partition < note.partitions
-            place = letter.record.partition if is_home else place_of(letter.record, note.partitions)
-            parts.setdefault(place, []).append(letter.record)
         target.acquire()
-        for place, records in parts.items():
-            last = target.last_sequence(producer, place)
-            if last is not None and last >= note.sequence:
+        for place, part in _parts(note, letters).items():
+            if self._has(target, partition, note, place):
                 continue
+            last, records = target.last_sequence(producer, place), [letter.record for letter in part]
             target.append_many(
                 [record.value for record in records],
                 keys=[record.key for record in records],
@@ -480,6 +535,21 @@ def replayer_of(topic_id: str, partition: int, target_id: str) -> int:
 def _producer(text: str) -> int:
     drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     return ROUTER_IDS + drawn % (2**64 - ROUTER_IDS)
+
+
+def _parts(note: _ReplayNote, letters: Sequence[DeadLetter]) -> dict[int, list[DeadLetter]]:
+    """The partitions of the target that a replay goes to: home where they come from, else by the key."""
+    parts: dict[int, list[DeadLetter]] = {}
+    for letter in letters:
+        is_home = letter.topic == note.target and letter.record.partition < note.partitions
+        place = letter.record.partition if is_home else place_of(letter.record, note.partitions)
+        parts.setdefault(place, []).append(letter)
+    return parts
+
+
+def _size(letter: DeadLetter) -> int:
+    record = letter.record
+    return record_bytes(record.value, record.key, record.tag, record.headers)
 
 
 def _by_partition(places: Iterable[LetterPlace] | None) -> dict[int, list[int]] | None:

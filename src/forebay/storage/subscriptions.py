@@ -8,12 +8,13 @@ an event loop, over the same driver.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 import msgspec
 
@@ -26,7 +27,7 @@ from forebay.locks import Rank, RankedLock
 from forebay.meter import LogMeter, Metric, Sample
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.progress import Progress, ReaderName
-from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
+from forebay.records import LATEST, DeliveredRecord, PeekedPage, Record, Start, SubscriptionLag
 from forebay.settings import Settings
 from forebay.storage.cursors import Cursors
 from forebay.storage.deadletters import AloneAt, DeadLetters, DeadLetterSender, LogTopics, ensure_topic
@@ -34,7 +35,14 @@ from forebay.subscriptions.cursor import acked_of, window_of
 from forebay.subscriptions.deadletters import checked_error
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.subscriptions.dispatch import Claimed, Dispatch, KeptPage, ServedPartition, records_of, slots_of
-from forebay.topics import SubscriptionMode, SubscriptionOptions, SubscriptionSpec, TopicDispatch, TopicSpec
+from forebay.topics import (
+    SubscriptionChanges,
+    SubscriptionMode,
+    SubscriptionOptions,
+    SubscriptionSpec,
+    TopicDispatch,
+    TopicSpec,
+)
 
 if TYPE_CHECKING:
     from forebay.storage.topic import Topic
@@ -45,6 +53,8 @@ PAGE_BYTES: Final = LOOP_BYTES_MAX
 """About what is read ahead of a consumer at once."""
 LOOK_S: Final = 0.5
 """So often a consumer looks unasked: for records, partitions that were added, and shards that were opened again."""
+PEEKED_BYTES_MAX: Final = 4 * 1024 * 1024
+"""About what a look at the first records brings; one record at least."""
 UNACKED_MAX: Final = 1_000
 TAKE_MAX: Final = LOOP_RECORDS_MAX
 
@@ -74,6 +84,9 @@ class Subscriptions:
         self._lock = RankedLock(Rank.LEAF, "storage.subscriptions")
         self._drivers: weakref.WeakValueDictionary[str, SubscriptionDriver] = weakref.WeakValueDictionary()
         """By the id of the subscription: all its handles and consumers in this process share one."""
+        self._revision = 0
+        self._revision_at = -LOOK_S
+        """When the revision was asked for last."""
 
     def open(self, topic: Topic, name: str, start: Start, options: SubscriptionOptions) -> Subscription:
         """The subscription of this name, created if it is not there; `Conflict` if it is and has other options."""
@@ -159,6 +172,18 @@ class Subscriptions:
             Sample(Metric.SUBSCRIPTION_SPENT, (), spent),
         ]
 
+    def revision(self) -> int:
+        """What changes with each subscription that is created or changed, in whichever process; some LOOK_S old.
+
+        One read of the metadata store for all subscriptions. While the store cannot be reached, nothing has changed.
+        """
+        now = self._clock.monotonic()
+        if now >= self._revision_at + LOOK_S:
+            self._revision_at = now
+            with contextlib.suppress(Unavailable, Indeterminate):
+                self._revision = self._store.revision()
+        return self._revision
+
     def of_topic(self, topic: TopicSpec) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of a topic, by name."""
         return self._store.of_topic(topic)
@@ -201,8 +226,9 @@ class SubscriptionDriver:
         is_lossy = topic.spec.dispatch is TopicDispatch.NON_RELIABLE
         self.dispatch = Dispatch(spec, clock, is_lossy=is_lossy)
         self.clock = clock
-        to = spec.dead_letter_topic
-        self._sender = None if to is None else DeadLetterSender(self, topics, to)
+        self._topics = topics
+        self._sender: DeadLetterSender | None = None
+        self._send_to(spec.dead_letter_topic)
         self._subscriptions = subscriptions
         self._store = store
         self._cursors = cursors
@@ -214,6 +240,8 @@ class SubscriptionDriver:
         self._partitions_served = 0
         """Where records are delivered at most once: how many partitions there were when the last one was served."""
         self._look_claimed_until = 0.0
+        self._adopted = 0
+        """The revision of all subscriptions whose definition this goes by at least."""
 
     @property
     def spec(self) -> SubscriptionSpec:
@@ -225,8 +253,10 @@ class SubscriptionDriver:
     def attach(self, name: str, unacked_max: int) -> int:
         """Attach a consumer to all partitions or to none; its number. Acquires the shards that are not owned yet."""
         with self._attaching:
-            # A handle may outlive its subscription, and another process may have paused it.
-            self.dispatch.adopt(self._store.current(self.spec))
+            # A handle may outlive its subscription, and another process may have changed it.
+            revision = self._subscriptions.revision()
+            self._adopt(self._store.current(self.spec))
+            self._adopted = revision
             if self._sender is not None:
                 self._sender.create_topic()
             number = self.dispatch.attach(name, unacked_max)
@@ -461,10 +491,15 @@ class SubscriptionDriver:
         return self._counted({partition: self.dispatch.ack_up_to(consumer, partition, offset)})
 
     def nack(
-        self, consumer: int, failed: Mapping[int, Sequence[int]], delay_ms: int | None, error: str | None = None
+        self,
+        consumer: int,
+        failed: Mapping[int, Sequence[int]],
+        delay_ms: int | None,
+        error: str | None = None,
+        attempts: Mapping[int, Sequence[int]] | None = None,
     ) -> int:
         """See `Consumer.nack`. Never waits."""
-        return self._counted(self.dispatch.nack(consumer, failed, delay_ms, checked_error(error)))
+        return self._counted(self.dispatch.nack(consumer, failed, delay_ms, checked_error(error), attempts))
 
     def give_back(self, consumer: int, delivered: Sequence[DeliveredRecord]) -> None:
         """Records that did not reach their consumer are due again. Never waits."""
@@ -503,7 +538,31 @@ class SubscriptionDriver:
         self._look_at = self.clock.monotonic() + LOOK_S
         with self._attaching:
             self._serve()
+            self._adopt_changes()
         self.dispatch.look_again()
+
+    def _adopt_changes(self) -> None:
+        """Go by what another process has changed in the definition. `_attaching` is held."""
+        revision = self._subscriptions.revision()
+        if revision != self._adopted:
+            with contextlib.suppress(Unavailable, Indeterminate):
+                self._adopt(self._store.current(self.spec))
+                self._adopted = revision
+
+    def _adopt(self, spec: SubscriptionSpec) -> None:
+        """Go by a definition from now on. `_attaching` is held.
+
+        What becomes of spent records changes while no consumer is attached: else some could be on their way.
+        """
+        if self.dispatch.consumers:
+            before = self.spec
+            spec = msgspec.structs.replace(spec, on_spent=before.on_spent, dead_letter_topic=before.dead_letter_topic)
+        else:
+            self._send_to(spec.dead_letter_topic)
+        self.dispatch.adopt(spec)
+
+    def _send_to(self, topic: str | None) -> None:
+        self._sender = None if topic is None else DeadLetterSender(self, self._topics, topic)
 
     def _serve(self) -> None:
         """Deliver from every partition of the topic, by the shard that is open now. `_attaching` is held."""
@@ -578,28 +637,32 @@ class SubscriptionDriver:
                 found.append(SubscriptionLag(number, cursor, end, done))
         return found
 
-    def peek(self, records_max: int, partition: int | None, bytes_max: int | None = None) -> list[Record]:
-        """See `Subscription.peek`. With `bytes_max` records of about so many bytes, one at least."""
+    def peek(self, records_max: int, partition: int | None, bytes_max: int | None = None) -> PeekedPage:
+        """See `Subscription.peek_page`."""
+        checked_take(records_max)
         found: list[Record] = []
-        size = 0
+        size, most = 0, PEEKED_BYTES_MAX if bytes_max is None else min(bytes_max, PEEKED_BYTES_MAX)
         for number in range(self.topic.partitions) if partition is None else [partition]:
-            progress = self._progress(number)
-            if progress is None and self.dispatch.is_lossy:
-                continue
-            offset = 0 if progress is None else progress.offset
-            done = None if progress is None else acked_of(progress)
-            while len(found) < records_max:
-                page = self.topic.page(number, offset, records_max=LOOP_RECORDS_MAX, bytes_max=PAGE_BYTES)
-                for record in page.records:
-                    if done is None or record.offset not in done:
-                        size += _size_of(record)
-                        if found and bytes_max is not None and size > bytes_max:
-                            return found[:records_max]
-                        found.append(record)
-                if page.next <= offset:
-                    break
-                offset = page.next
-        return found[:records_max]
+            for record in self._unfinished(number):
+                size += _size_of(record)
+                if found and (len(found) == records_max or size > most):
+                    return PeekedPage(found, has_more=True)
+                found.append(record)
+        return PeekedPage(found, has_more=False)
+
+    def _unfinished(self, number: int) -> Iterator[Record]:
+        """The records of a partition that are not done, in order."""
+        progress = self._progress(number)
+        if progress is None and self.dispatch.is_lossy:
+            return
+        offset = 0 if progress is None else progress.offset
+        done = None if progress is None else acked_of(progress)
+        while True:
+            page = self.topic.page(number, offset, records_max=LOOP_RECORDS_MAX, bytes_max=PAGE_BYTES)
+            yield from (record for record in page.records if done is None or record.offset not in done)
+            if page.next <= offset:
+                return
+            offset = page.next
 
     def _progress(self, number: int) -> Progress | None:
         served = self.dispatch.partitions.get(number)
@@ -609,7 +672,32 @@ class SubscriptionDriver:
 
     def pause(self, *, paused: bool) -> None:
         """See `Subscription.pause` and `resume`."""
-        self.dispatch.adopt(self._store.change(self.spec, lambda spec: msgspec.structs.replace(spec, is_paused=paused)))
+        changed = self._store.change(self.spec, lambda spec: msgspec.structs.replace(spec, is_paused=paused))
+        with self._attaching:
+            self._adopt(changed)
+
+    def alter(self, changes: SubscriptionChanges) -> SubscriptionSpec:
+        """See `Subscription.alter`."""
+
+        def altered(spec: SubscriptionSpec) -> SubscriptionSpec:
+            if spec.is_ending:
+                raise Conflict(
+                    f"the subscription {spec.name} of {self.topic.name} was deleted: subscribe again",
+                    topic=self.topic.name,
+                )
+            return spec.altered(self.topic.spec, changes)
+
+        with self._attaching:
+            stored = self._store.current(self.spec)
+            wanted = altered(stored)
+            if (wanted.on_spent, wanted.dead_letter_topic) != (stored.on_spent, stored.dead_letter_topic):
+                self._check_idle("change what becomes of spent records")
+                if wanted.dead_letter_topic is not None:
+                    self._store.check_no_circle(wanted)
+                    ensure_topic(self._topics, wanted.dead_letter_topic)
+            spec = self._store.change(self.spec, altered)
+            self._adopt(spec)
+            return spec
 
     def seek(self, position: Start, partition: int | None) -> dict[int, int]:
         """See `Subscription.seek`."""
@@ -690,7 +778,16 @@ class Subscription:
     def peek(
         self, records_max: int = 10, *, partition: int | None = None, bytes_max: int | None = None
     ) -> list[Record]:
-        """The first records that are not done, without taking them; of about `bytes_max` bytes, one at least."""
+        """The first records that are not done, without taking them.
+
+        No more than about 4 MiB of them, or `bytes_max` bytes, and one at least.
+        """
+        return self.peek_page(records_max, partition=partition, bytes_max=bytes_max).records
+
+    def peek_page(
+        self, records_max: int = 10, *, partition: int | None = None, bytes_max: int | None = None
+    ) -> PeekedPage:
+        """As `peek`; says as well whether there are more."""
         return self.driver.peek(records_max, partition, bytes_max)
 
     def pause(self) -> None:
@@ -700,6 +797,16 @@ class Subscription:
     def resume(self) -> None:
         """Go on after `pause`."""
         self.driver.pause(paused=False)
+
+    def alter(self, **changes: Unpack[SubscriptionChanges]) -> SubscriptionSpec:
+        """Change how it delivers; its definition on return. What is not named stays as it is.
+
+        Limits hold from now on, also for consumers that are attached, here and in other processes within a second:
+        time-outs and delays that run stay as they are. Records that may be delivered more often than before are due
+        again, and those that were delivered as often as they may be now are spent. `on_spent` and `dead_letter_topic`
+        change only while no consumer is attached; else `Conflict`. The mode cannot be changed.
+        """
+        return self.driver.alter(changes)
 
     def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
         """Go on at another place, also an earlier one, in one partition or all; where each stands now.
@@ -786,9 +893,11 @@ class Consumer:
     def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
         """These could not be done: each is delivered again after `delay_ms`, else after the back-off.
 
-        `error` says why, for whom the record may go to: it stands in the dead letter.
+        `error` says why, for whom the record may go to: it stands in the dead letter. How many of them counted: a
+        record that was delivered again since does not.
         """
-        return self._driver.nack(self._number, by_partition(failed), checked_delay(delay_ms), error)
+        offsets, attempts = by_partition(failed), attempts_by_partition(failed)
+        return self._driver.nack(self._number, offsets, checked_delay(delay_ms), error, attempts)
 
     @property
     def lost(self) -> int:
@@ -840,6 +949,14 @@ def by_partition(delivered: Sequence[DeliveredRecord]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for one in delivered:
         found.setdefault(one.record.partition, []).append(one.record.offset)
+    return found
+
+
+def attempts_by_partition(delivered: Sequence[DeliveredRecord]) -> dict[int, list[int]]:
+    """Which delivery each of the records is, by partition, in the order of `by_partition`."""
+    found: dict[int, list[int]] = {}
+    for one in delivered:
+        found.setdefault(one.record.partition, []).append(one.attempt)
     return found
 
 

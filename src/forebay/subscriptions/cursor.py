@@ -39,21 +39,25 @@ def progress_of(
 
 def window_of(spec: SubscriptionSpec, progress: Progress | None, start: int = 0) -> Window:
     """The window that goes on where the cursor record says; from `start` on in a partition that has none yet."""
-    limits = WindowLimits(
-        records_max=spec.window_records_max,
-        ack_timeout_ms=spec.ack_timeout_ms,
-        backoff_min_ms=spec.backoff_min_ms,
-        backoff_max_ms=spec.backoff_max_ms,
-        deliveries_max=spec.deliveries_max,
-    )
     return Window(
         start if progress is None else progress.offset,
-        limits,
+        limits_of(spec),
         by_key=spec.mode is SubscriptionMode.KEY_SHARED,
         acked=None if progress is None else acked_of(progress),
         attempts=None
         if progress is None or isinstance(progress.attempts, msgspec.UnsetType)
         else dict(progress.attempts),
+    )
+
+
+def limits_of(spec: SubscriptionSpec) -> WindowLimits:
+    """What a window goes by."""
+    return WindowLimits(
+        records_max=spec.window_records_max,
+        ack_timeout_ms=spec.ack_timeout_ms,
+        backoff_min_ms=spec.backoff_min_ms,
+        backoff_max_ms=spec.backoff_max_ms,
+        deliveries_max=spec.deliveries_max,
     )
 
 

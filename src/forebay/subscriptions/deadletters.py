@@ -107,9 +107,10 @@ class SpentBook:
         """Why a record is spent."""
         return self._notes.get(offset) or SpentNote(offset, SpentReason.PROCESS_ENDED)
 
-    def is_sending(self, offset: int) -> bool:
-        """Whether a record is on its way: it counts as done only once it has arrived."""
-        return offset in self._sending
+    @property
+    def sending(self) -> frozenset[int]:
+        """The records that are on their way: each counts as done only once it has arrived."""
+        return self._sending
 
     @property
     def is_busy(self) -> bool:

@@ -45,7 +45,7 @@ class _Found(NamedTuple):
 
 
 class SubscriptionChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies at the key that changes with every subscription that is created."""
+    """What lies at the key that changes with every subscription that is created or changed."""
 
     changed_by: str
 
@@ -134,18 +134,33 @@ class SubscriptionStore:
         self, spec: SubscriptionSpec, changed: Callable[[SubscriptionSpec], SubscriptionSpec]
     ) -> SubscriptionSpec:
         """Change a definition; as it is on return. `Conflict` if the subscription was deleted."""
-        key = self._key(_name(spec))
+        key, subscribed = self._key(_name(spec)), subscribed_key(prefix=self._prefix)
 
-        def change(found: _Stored | None) -> Write[SubscriptionSpec] | Done[SubscriptionSpec]:
-            stored = _current(spec, found)
+        def read() -> tuple[Entry | None, _Stored | None]:
+            # In this order: a subscription that is stored after the look at `subscribed` changes it.
+            return self._metadata.get(subscribed), self._stored(key)
+
+        def change(
+            found: tuple[Entry | None, _Stored | None],
+        ) -> Write[SubscriptionSpec] | Done[SubscriptionSpec]:
+            stored = _current(spec, found[1])
             wanted = changed(stored.spec)
             if wanted == stored.spec:
                 return Done(wanted)
-            put = Put(key, encode_value(wanted, unknown=stored.unknown))
-            return Write([RevisionIs(key, stored.revision)], [put], wanted)
+            compares = [RevisionIs(key, stored.revision)]
+            if wanted.dead_letter_topic not in (None, stored.spec.dead_letter_topic):
+                self.check_no_circle(wanted)
+                compares.append(RevisionIs(subscribed, _revision(found[0])))
+            drawn = SubscriptionChange(changed_by=spec.subscription_id)
+            puts = [Put(key, encode_value(wanted, unknown=stored.unknown)), Put(subscribed, encode_value(drawn))]
+            return Write(compares, puts, wanted)
 
         what = f"the subscription {spec.name} of {spec.namespace}/{spec.topic} is not changed"
-        return transact(self._metadata, lambda: self._stored(key), change, what=what, clock=self._clock)
+        return transact(self._metadata, read, change, what=what, clock=self._clock)
+
+    def revision(self) -> int:
+        """A number that is another one after each creation and each change of a subscription of the log."""
+        return _revision(self._metadata.get(subscribed_key(prefix=self._prefix)))
 
     def remove(self, spec: SubscriptionSpec) -> None:
         """Remove the definition of exactly this subscription, if it is still there."""

@@ -23,7 +23,7 @@ from forebay.pages import Page
 from forebay.partitioning import murmur2_column
 from forebay.progress import ATTEMPTS_STORED_MAX, Progress, SpentNote
 from forebay.records import DeliveryState, Gap, Reason, Record, SpentReason
-from forebay.subscriptions.cursor import progress_of
+from forebay.subscriptions.cursor import limits_of, progress_of
 from forebay.subscriptions.deadletters import SendingFailure, SpentBook
 from forebay.subscriptions.window import KEYLESS, SLOTS, Slots, Window
 from forebay.topics import OnSpent, SubscriptionMode, SubscriptionSpec
@@ -148,8 +148,16 @@ class Dispatch:
         return self._spec
 
     def adopt(self, spec: SubscriptionSpec) -> None:
-        """Go by this definition from now on: it was paused or resumed."""
-        self._spec = spec
+        """Go by this definition from now on: it was paused, resumed or altered."""
+        with self._lock:
+            is_limited = limits_of(spec) != limits_of(self._spec)
+            self._spec = spec
+            for served in self._served.values() if is_limited else ():
+                served.window.limit(limits_of(spec), () if served.dead is None else served.dead.sending)
+                # There may be room now that was not there.
+                served.has_news = True
+                self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
+        self._report()
         self._wake_all()
 
     def now_ms(self) -> int:
@@ -333,14 +341,23 @@ class Dispatch:
             served = self._served.get(partition)
             if served is None:
                 return 0
-            counted = served.window.ack_up_to(consumer, offset)
+            kept = () if served.dead is None else served.dead.sending
+            counted = served.window.ack_up_to(consumer, offset, kept)
             self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
             return counted
 
     def nack(
-        self, consumer: int, failed: Mapping[int, Sequence[int]], delay_ms: int | None, error: str | None = None
+        self,
+        consumer: int,
+        failed: Mapping[int, Sequence[int]],
+        delay_ms: int | None,
+        error: str | None = None,
+        attempts: Mapping[int, Sequence[int]] | None = None,
     ) -> dict[int, int]:
-        """Offsets by partition could not be done, for the reason `error`; how many of them the consumer held."""
+        """Offsets by partition could not be done, for the reason `error`; how many of them the consumer held.
+
+        `attempts` says which delivery of each is meant: see `Window.nack`.
+        """
         now = self.now_ms()
         counted = {}
         with self._lock:
@@ -350,7 +367,8 @@ class Dispatch:
                 if served is not None:
                     if served.dead is not None:
                         served.dead.said(offsets, error)
-                    counted[number] = served.window.nack(consumer, offsets, now, delay_ms)
+                    meant = None if attempts is None else attempts.get(number)
+                    counted[number] = served.window.nack(consumer, offsets, now, delay_ms, meant)
                     self._see_to_spent(served, SpentReason.NACK)
         self._report()
         return counted
@@ -550,7 +568,7 @@ class Dispatch:
             if served.is_blocked:
                 self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
             return counted
-        offsets = [offset for offset in offsets if not served.dead.is_sending(offset)]
+        offsets = [offset for offset in offsets if offset not in served.dead.sending]
         counted = served.window.ack(consumer, offsets)
         served.dead.done(offsets)
         return counted

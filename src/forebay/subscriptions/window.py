@@ -14,7 +14,7 @@ never goes back. An unfinished record costs about 20 bytes in arrays, whatever i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -125,7 +125,7 @@ class Window:
         acked: OffsetSet | None = None,
         attempts: Mapping[int, int] | None = None,
     ) -> None:
-        self.limits = limits
+        self._limits = limits
         self._base = cursor
         self._low = 0
         self._high = 0
@@ -153,6 +153,11 @@ class Window:
     def end(self) -> int:
         """The first offset that was not offered yet."""
         return self._base + self._high
+
+    @property
+    def limits(self) -> WindowLimits:
+        """What it goes by."""
+        return self._limits
 
     @property
     def room(self) -> int:
@@ -226,6 +231,26 @@ class Window:
     def _is_last(self, attempts: int) -> bool:
         return self.limits.deliveries_max is not None and attempts >= self.limits.deliveries_max
 
+    def limit(self, limits: WindowLimits, kept: Collection[int] = ()) -> None:
+        """Go by other limits from now on; time-outs and delays that run stay as they are.
+
+        A record that was delivered as often as it may be now is spent, unless a consumer holds it. One that may be
+        delivered more often is due again, but for those of `kept`.
+        """
+        self._limits = limits
+        live = np.arange(self._low, self._high)
+        state, tried = self._state[live], self._attempts[live] > 0
+        last = np.zeros(len(live), np.bool_)
+        if limits.deliveries_max is not None:
+            last = tried & (self._attempts[live] >= limits.deliveries_max)
+        again = live[(state == SPENT) & ~last]
+        self._make_ready(again[~np.isin(again + self._base, list(kept))], SPENT)
+        self._change(live[(state == READY) & last], READY, SPENT)
+        delayed = live[(state == DELAYED) & last]
+        if self._keys is not None:
+            self._keys.undelay(self._slot[delayed])
+        self._change(delayed, DELAYED, SPENT)
+
     # What consumers do
 
     def take(self, consumer: int, count: int, now: int) -> Taken:
@@ -253,8 +278,8 @@ class Window:
         found = self._within(offsets)
         return self._finish(found[self._may_finish(consumer, found)])
 
-    def ack_up_to(self, consumer: int, offset: int) -> int:
-        """This record, which the consumer was given, and all before it are done; how many were not before."""
+    def ack_up_to(self, consumer: int, offset: int, kept: Collection[int] = ()) -> int:
+        """This record, which the consumer was given, and all before it are done, but for `kept`; how many were not."""
         if not self.cursor <= offset < self.end:
             return 0
         last = self._within([offset])
@@ -262,10 +287,25 @@ class Window:
             return 0
         found = np.arange(self._low, last[0] + 1)
         foreign = (self._state[found] == HELD) & (self._holder[found] != consumer)
+        if kept:
+            foreign |= np.isin(found + self._base, list(kept))
         return self._finish(found[~foreign & (self._state[found] != DONE)])
 
-    def nack(self, consumer: int, offsets: Sequence[int], now: int, delay_ms: int | None = None) -> int:
-        """The consumer could not do these: each is due again after the delay, or a back-off; how many it held."""
+    def nack(
+        self,
+        consumer: int,
+        offsets: Sequence[int],
+        now: int,
+        delay_ms: int | None = None,
+        attempts: Sequence[int] | None = None,
+    ) -> int:
+        """The consumer could not do these: each is due again after the delay, or a back-off; how many it held.
+
+        With `attempts`, one for each offset, a record counts only if that very delivery is the one that the consumer
+        holds: a refusal that comes late, or twice, is not about a later one.
+        """
+        if attempts is not None:
+            offsets = [at for at, number in zip(offsets, attempts, strict=True) if self._is_attempt(at, number)]
         found = self._held(consumer, offsets)
         self._unhold(found, consumer)
         spent, again = self._parted(found)
@@ -348,6 +388,9 @@ class Window:
     def spent(self) -> list[int]:
         """All spent records, in order."""
         return (np.flatnonzero(self._state[self._low : self._high] == SPENT) + self.cursor).tolist()
+
+    def _is_attempt(self, offset: int, number: int) -> bool:
+        return self.cursor <= offset < self.end and self.attempts_of(offset) == min(number, ATTEMPTS_MAX)
 
     def attempts_of(self, offset: int) -> int:
         """How often a record of the window was delivered."""

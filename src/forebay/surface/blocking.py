@@ -27,7 +27,15 @@ from forebay.records import (
     SubscriptionLag,
 )
 from forebay.routing import RouterSpec, RouterStatus, RuleOptions
-from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.topics import (
+    SubscriptionChanges,
+    SubscriptionOptions,
+    SubscriptionSpec,
+    TopicChanges,
+    TopicLimits,
+    TopicName,
+    TopicSpec,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -311,7 +319,10 @@ class DeadLetters(Protocol):
         """The topic that they lie in, as `namespace/topic`."""
 
     def letters(self, records_max: int = 100, *, after: LetterPlace | None = None) -> list[DeadLetter]:
-        """Up to `records_max` dead letters, by partition and offset; with `after`, those behind that place."""
+        """Up to `records_max` dead letters, by partition and offset; with `after`, those behind that place.
+
+        No more than about 4 MiB of them: to see all, go on behind the last one until none comes.
+        """
 
     def get(self, offset: int, partition: int = 0) -> DeadLetter:
         """The dead letter at a place; `Invalid` if there is none."""
@@ -347,13 +358,20 @@ class Subscription(Protocol):
         """How far it has come in each partition, and how much is not done."""
 
     def peek(self, records_max: int = 10, *, partition: int | None = None) -> list[Record]:
-        """The first records that are not done, without taking them."""
+        """The first records that are not done, without taking them: no more than about 4 MiB of them."""
 
     def pause(self) -> None:
         """Deliver nothing more, also after a restart, until `resume`."""
 
     def resume(self) -> None:
         """Go on after `pause`."""
+
+    def alter(self, **changes: Unpack[SubscriptionChanges]) -> SubscriptionSpec:
+        """Change how it delivers; its definition on return. What is not named stays as it is.
+
+        Limits hold from now on, also for consumers that are attached. `on_spent` and `dead_letter_topic` change only
+        while no consumer is attached; else `Conflict`. The mode cannot be changed.
+        """
 
     def seek(self, position: Start = LATEST, *, partition: int | None = None) -> dict[int, int]:
         """Go on at another place, also an earlier one; where each partition stands now. While none is attached."""

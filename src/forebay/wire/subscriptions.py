@@ -17,12 +17,20 @@ from forebay.records import (
     DeadLetter,
     DeliveredRecord,
     DeliveryState,
+    LetterPage,
     LetterPlace,
-    Record,
+    PeekedPage,
     SpentReason,
     SubscriptionLag,
 )
-from forebay.topics import PARTITIONS_MAX, OnSpent, SubscriptionMode, SubscriptionOptions, SubscriptionSpec
+from forebay.topics import (
+    PARTITIONS_MAX,
+    OnSpent,
+    SubscriptionChanges,
+    SubscriptionMode,
+    SubscriptionOptions,
+    SubscriptionSpec,
+)
 from forebay.wire.items import RecordItem, item_of, record_of
 
 PULL_RECORDS: Final = 100
@@ -59,6 +67,26 @@ class SubscriptionPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """The options that are given."""
         fields = msgspec.structs.asdict(self)
         del fields["start"]
+        return {name: value for name, value in fields.items() if value is not UNSET}  # type: ignore[return-value]
+
+
+class SubscriptionPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What to change in a subscription, also while consumers are attached; what is left out stays as it is."""
+
+    window_records_max: int | UnsetType = UNSET
+    ack_timeout_ms: int | UnsetType = UNSET
+    backoff_min_ms: int | UnsetType = UNSET
+    backoff_max_ms: int | UnsetType = UNSET
+    deliveries_max: int | UnsetType | None = UNSET
+    """`null`: any number of times."""
+    on_spent: OnSpent | UnsetType = UNSET
+    """While no consumer is attached."""
+    dead_letter_topic: str | UnsetType = UNSET
+    """While no consumer is attached."""
+
+    def changes(self) -> SubscriptionChanges:
+        """The changes that are given."""
+        fields = msgspec.structs.asdict(self)
         return {name: value for name, value in fields.items() if value is not UNSET}  # type: ignore[return-value]
 
 
@@ -154,14 +182,16 @@ class LagPage(msgspec.Struct, frozen=True):
 
 
 class PeekedRecords(msgspec.Struct, frozen=True):
-    """The first records that are not done."""
+    """The first records that are not done: as many as were asked for, and no more than about 1 MiB of them."""
 
     records: list[RecordItem]
+    has_more: bool = False
+    """Whether there are more that are not done."""
 
     @classmethod
-    def of(cls, records: list[Record]) -> Self:
+    def of(cls, page: PeekedPage) -> Self:
         """The records as they are sent."""
-        return cls([item_of(record) for record in records])
+        return cls([item_of(record) for record in page.records], page.has_more)
 
 
 class ConsumerNames(msgspec.Struct, frozen=True):
@@ -250,6 +280,11 @@ class Nacking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What could not be done, and comes again: after `delay_ms`, or the back-off of the subscription."""
 
     offsets: OffsetLists
+    attempts: dict[PartitionNumber, list[Annotated[int, Meta(ge=0, le=2**53)]]] | None = None
+    """The `attempt` of each of them, in the same order: one that was delivered again since is not refused.
+
+    So a call whose answer was lost may be repeated.
+    """
     delay_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] | None = None
     error: str | None = None
     """Why: it stands in the dead letter, if it comes to that."""
@@ -292,17 +327,27 @@ class LetterItem(msgspec.Struct, frozen=True, kw_only=True):
         return DeadLetter(place=LetterPlace(self.partition, self.offset), record=record_of(self.record), **fields)
 
 
-class LetterList(msgspec.Struct, frozen=True):
-    """Some dead letters, by partition and offset."""
-
-    letters: list[LetterItem]
-
-
 class LetterRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a dead letter lies."""
 
     partition: PartitionNumber = 0
     offset: RecordOffset
+
+
+class LetterList(msgspec.Struct, frozen=True):
+    """Some dead letters, by partition and offset: as many as were asked for, and no more than about 1 MiB of them.
+
+    With `after`, ask again for those behind that place (`after_partition`, `after_offset`); without, there are no more.
+    """
+
+    letters: list[LetterItem]
+    after: LetterRef | None = None
+
+    @classmethod
+    def of(cls, page: LetterPage) -> Self:
+        """The letters as they are sent."""
+        after = LetterRef(**page.letters[-1].place._asdict()) if page.has_more else None
+        return cls([LetterItem.of(letter) for letter in page.letters], after)
 
 
 class Replaying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

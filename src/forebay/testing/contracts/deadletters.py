@@ -16,6 +16,7 @@ from forebay.surface import Consumer, Log, SubscribableTopic, Subscription
 from forebay.testing.contracts.subscriptions import numbers, topic_of
 from forebay.testing.contracts.surface import PATIENT_S, SurfaceHome
 
+MEBIBYTE = 1024 * 1024
 DEAD = "shop/orders.billing.dead_letters"
 
 
@@ -262,6 +263,21 @@ class DeadLetterContract:
         assert letters.letters(2, after=third[-1].place) == []
         with pytest.raises(Invalid):
             letters.letters(0)
+
+    def test_a_list_holds_a_few_mebibytes_and_goes_on(self, topic: SubscribableTopic, billing: Subscription) -> None:
+        large = [b"%d" % number * MEBIBYTE for number in range(6)]
+        for value in large:
+            topic.append(value)
+        with billing.consumer() as consumer:
+            spend(consumer, set(large))
+        letters = billing.dead_letters()
+
+        pages = [letters.letters()]
+        while page := letters.letters(after=pages[-1][-1].place):
+            pages.append(page)
+
+        assert [letter.record.value for page in pages for letter in page] == large
+        assert max(len(page) for page in pages) <= 4
 
     def test_a_replay_brings_records_back_as_they_were_each_once(self, log: Log) -> None:
         log.create_topic("shop/orders", partitions=2)

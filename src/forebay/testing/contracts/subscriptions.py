@@ -187,6 +187,20 @@ class SubscriptionContract:
             assert [(one.record.offset, one.attempt) for one in later] == [(1, 2)]
             assert subscription.lag()[0].delayed == 1
 
+    def test_a_refusal_that_comes_twice_is_not_about_the_next_delivery(self, topic: SubscribableTopic) -> None:
+        topic.append_many(numbers(2))
+        subscription = topic.subscribe("billing", start=EARLIEST, deliveries_max=2)
+        with subscription.consumer() as consumer:
+            first, other = consumer.take()
+            assert consumer.nack(first, delay_ms=0) == 1
+            (again,) = consumer.take(wait_s=PATIENT_S)
+            assert (again.record.offset, again.attempt) == (first.record.offset, 2)
+
+            assert consumer.nack(first, other, delay_ms=0) == 1
+
+            assert consumer.ack(again) == 1
+            assert [(one.record.value, one.attempt) for one in consumer.take(wait_s=PATIENT_S)] == [(b"1", 2)]
+
     def test_what_is_not_acknowledged_in_time_comes_again(self, topic: SubscribableTopic) -> None:
         topic.append(b"slow")
         subscription = topic.subscribe("billing", start=EARLIEST, mode="shared", ack_timeout_ms=50)
@@ -358,6 +372,102 @@ class SubscriptionContract:
             subscription.resume()
             assert seen(consumer.take()) == numbers(2, 2)
 
+    # Changes
+
+    def test_limits_are_altered_while_a_consumer_is_attached(self, topic: SubscribableTopic) -> None:
+        topic.append_many(numbers(5))
+        subscription = topic.subscribe("billing", start=EARLIEST, window_records_max=2)
+        with subscription.consumer() as consumer:
+            assert seen(consumer.take()) == numbers(2)
+
+            altered = subscription.alter(window_records_max=4, ack_timeout_ms=50)
+
+            assert (altered.window_records_max, altered.ack_timeout_ms, altered.backoff_min_ms) == (4, 50, 1000)
+            assert subscription.spec == altered
+            assert topic.subscriptions() == [altered]
+            assert seen(consumer.take(wait_s=PATIENT_S)) == numbers(2, 2)
+            # By the new time-out, long before that of the first two.
+            assert [(one.record.value, one.attempt) for one in consumer.take(wait_s=PATIENT_S)][:1] == [(b"2", 2)]
+            assert subscription.alter() == altered
+
+    def test_a_record_that_may_be_delivered_more_often_is_due_again(self, topic: SubscribableTopic) -> None:
+        topic.append_many(numbers(2))
+        subscription = topic.subscribe("billing", start=EARLIEST, deliveries_max=1)
+        with subscription.consumer() as consumer:
+            first, second = consumer.take()
+            consumer.nack(first)
+            assert consumer.take() == []
+            consumer.ack(second)
+
+            subscription.alter(deliveries_max=3)
+
+            (again,) = consumer.take(wait_s=PATIENT_S)
+            assert (again.record.value, again.attempt) == (b"0", 2)
+            consumer.nack(again, delay_ms=0)
+            # Delivered twice: as often as it may be now.
+            subscription.alter(deliveries_max=2)
+            assert consumer.take() == []
+            assert subscription.lag()[0].spent == 1
+            subscription.alter(deliveries_max=None)
+            (last,) = consumer.take(wait_s=PATIENT_S)
+            assert (consumer.ack(last), subscription.lag()[0].lag) == (1, 0)
+
+    def test_what_becomes_of_spent_records_is_altered_while_no_consumer_is_attached(
+        self, log: Log, topic: SubscribableTopic
+    ) -> None:
+        log.create_topic("shop/grave")
+        topic.append_many(numbers(3))
+        subscription = topic.subscribe("billing", start=EARLIEST, deliveries_max=1)
+        with subscription.consumer() as consumer:
+            first, *rest = consumer.take()
+            consumer.nack(first)
+            consumer.ack(*rest)
+            with pytest.raises(Conflict, match="close them"):
+                subscription.alter(on_spent="drop")
+            assert subscription.spec.on_spent == "block"
+
+        altered = subscription.alter(on_spent="dead_letter")
+        assert altered.dead_letter_topic == "shop/orders.billing.dead_letters"
+        assert subscription.alter(dead_letter_topic="shop/grave").dead_letter_topic == "shop/grave"
+        with subscription.consumer() as consumer:
+            assert consumer.take() == []
+        assert [letter.record.value for letter in subscription.dead_letters().letters()] == [b"0"]
+
+        assert subscription.alter(on_spent="drop").dead_letter_topic is None
+        topic.append(b"bad")
+        with subscription.consumer() as consumer:
+            consumer.nack(*consumer.take(wait_s=PATIENT_S))
+            assert consumer.take() == []
+        assert subscription.lag()[0].lag == 0
+        with pytest.raises(Invalid, match="on_spent"):
+            subscription.dead_letters()
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"mode": "shared"},
+            {"ack_timeout_ms": 0},
+            {"backoff_min_ms": 70_000},
+            {"dead_letter_topic": "shop/dead"},
+            {"on_spent": "drop"},
+            {"deliveries_max": 2, "on_spent": "dead_letter", "dead_letter_topic": "shop/orders"},
+            {"unknown": 1},
+        ],
+    )
+    def test_changes_that_cannot_be_are_refused(self, topic: SubscribableTopic, changes: dict[str, object]) -> None:
+        subscription = topic.subscribe("billing")
+        with pytest.raises(Invalid):
+            subscription.alter(**changes)  # type: ignore[arg-type]
+        assert topic.subscriptions() == [subscription.spec]
+
+    def test_a_deleted_subscription_is_not_altered(self, topic: SubscribableTopic) -> None:
+        subscription = topic.subscribe("billing")
+        topic.subscription("billing").delete()
+        topic.subscribe("billing")
+        with pytest.raises(Conflict, match="deleted"):
+            subscription.alter(ack_timeout_ms=7)
+        assert topic.subscription("billing").spec.ack_timeout_ms == 30_000
+
     def test_a_subscription_is_moved_while_no_consumer_is_attached(self, topic: SubscribableTopic) -> None:
         topic.append_many(numbers(4), timestamps=[10, 20, 30, 40])
         subscription = topic.subscribe("billing", start=EARLIEST)
@@ -384,6 +494,19 @@ class SubscriptionContract:
             consumer.ack(consumer.take(2)[1])
             assert [record.value for record in subscription.peek()] == [b"0", b"2", b"3"]
             assert seen(consumer.take()) == [b"2", b"3"]
+
+    def test_a_look_brings_a_few_mebibytes_and_one_record_at_least(self, topic: SubscribableTopic) -> None:
+        large = [b"%d" % number * 1024 * 1024 for number in range(6)]
+        for value in large:
+            topic.append(value)
+        subscription = topic.subscribe("billing", start=EARLIEST)
+
+        found = [record.value for record in subscription.peek(100)]
+
+        assert found == large[: len(found)] and 1 <= len(found) <= 4
+        assert len(subscription.peek(2)) == 2
+        with pytest.raises(Invalid):
+            subscription.peek(0)
 
     def test_partitions_that_are_added_are_delivered_from_their_first_record_on(self, log: Log) -> None:
         log.create_topic("grows")
