@@ -109,7 +109,7 @@ class Metric(Enum):
         "forebay_subscription_consumers", MetricKind.GAUGE, "Consumers attached to subscriptions",
     )  # fmt: skip
     SUBSCRIPTION_LAG = (
-        "forebay_subscription_lag", MetricKind.GAUGE, "Offsets that subscriptions with consumers have not done",
+        "forebay_subscription_lag", MetricKind.GAUGE, "Offsets not done by subscriptions that had consumers here",
     )  # fmt: skip
     SUBSCRIPTION_HELD = (
         "forebay_subscription_held", MetricKind.GAUGE, "Records that consumers hold and have not acknowledged",
@@ -272,7 +272,9 @@ class LogMeter:
         """Of shards that are no more. The garbage collector adds to it at any time, so without a lock."""
         self._ended: dict[Labels, ShardCounts] = {}
         self._durations = {metric: Histogram() for metric in _OF_THE_LOG if metric.kind is MetricKind.HISTOGRAM}
-        self._totals = {metric: 0 for metric in _OF_THE_LOG if metric.kind is MetricKind.COUNTER}
+        self._totals: dict[tuple[Metric, Labels], int] = {
+            (metric, ()): 0 for metric in _OF_THE_LOG if metric.kind is MetricKind.COUNTER
+        }
 
     def watch(self, owner: object, counts: ShardCounts, *, topic: str, durability: str, engine: str) -> None:
         """Add up what a shard counts, once. It stays in the sums when `owner`, which counts, is no more."""
@@ -288,10 +290,16 @@ class LogMeter:
         with self._lock:
             self._durations[metric].observe(seconds)
 
-    def add(self, metric: Metric, number: int = 1) -> None:
-        """Count so many more, of the log as a whole."""
+    def add(self, metric: Metric, number: int = 1, *, topic: str | None = None) -> None:
+        """Count so many more, of the log as a whole; of a topic that gets numbers of its own by itself."""
         with self._lock:
-            self._totals[metric] += number
+            key = (metric, () if topic is None else self._topic_label(topic))
+            self._totals[key] = self._totals.get(key, 0) + number
+
+    def topic_label(self, topic: str) -> Labels:
+        """What the numbers of a topic are labelled with: its name if it gets numbers of its own, else nothing."""
+        with self._lock:
+            return self._topic_label(topic)
 
     @contextmanager
     def timed(self, metric: Metric) -> Iterator[None]:
@@ -313,16 +321,18 @@ class LogMeter:
                 sums.setdefault(counting.labels, ShardCounts()).add(counting.counts)
             found = [sample for labels, counts in sums.items() for sample in counts.samples(labels)]
             found += [Sample(metric, (), durations.value()) for metric, durations in self._durations.items()]
-            found += [Sample(metric, (), total) for metric, total in self._totals.items()]
+            found += [Sample(metric, labels, total) for (metric, labels), total in self._totals.items()]
         return sorted(found, key=lambda sample: (sample.metric.value, sample.labels))
 
     def _labels(self, topic: str, durability: str, engine: str) -> Labels:
-        labels = (("durability", durability), ("engine", engine))
+        return (("durability", durability), ("engine", engine), *self._topic_label(topic))
+
+    def _topic_label(self, topic: str) -> Labels:
         if topic not in self._named:
             if len(self._named) >= TOPICS_MAX or not any(fnmatchcase(topic, pattern) for pattern in self._topics):
-                return labels
+                return ()
             self._named.add(topic)
-        return (*labels, ("topic", topic))
+        return (("topic", topic),)
 
     def _fold(self) -> None:
         """Keep what shards that are no more have counted. The caller holds the lock."""

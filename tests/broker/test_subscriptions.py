@@ -500,6 +500,38 @@ def test_two_hundred_consumers_share_a_subscription(client: httpx.Client) -> Non
     assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["lag"] == 0
 
 
+def test_lag_is_measured_without_consumers_too_and_by_topic_where_that_is_asked_for(tmp_path: Path) -> None:
+    settings = server_settings(metrics=["shop/*"])
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
+
+        def measured(name: str) -> dict[str, float]:
+            lines = (line.rpartition(" ") for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+            return {
+                labels.partition("{")[2].removesuffix("}"): float(value)
+                for labels, _, value in lines
+                if labels.startswith(f"forebay_subscription_{name}{{")
+            }
+
+        client.put(TOPIC)
+        append(client, "a", "b", "c")
+        subscribe(client)
+        consumer = attach(client, "one")
+        assert len(pull(client, consumer)) == 3
+        client.post(f"{consumer}/ack", json={"offsets": {"0": [0, 2]}})
+        own, others = 'topic="shop/orders"', 'topic=""'
+        assert measured("lag") == {own: 1, others: 0}
+        client.delete(consumer)
+        append(client, "d", "e")
+
+        assert measured("lag") == {own: 3, others: 0}
+        assert (measured("consumers")[own], measured("held")[own]) == (0, 0)
+        assert measured("deliveries_total") == {own: 3, others: 0}
+        assert client.post(f"{SUBSCRIPTION}/seek", json={"to": "4"}).status_code == 200
+        assert measured("lag")[own] == 1
+        assert client.delete(SUBSCRIPTION).status_code == 204
+        assert measured("lag").get(own, 0) == 0
+
+
 def test_metrics_follow_what_consumers_do(client: httpx.Client) -> None:
     def measured() -> dict[str, float]:
         lines = (line.split() for line in client.get("/metrics").text.splitlines() if line[0] != "#")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 import forebay
-from forebay.client import RemoteLog
+from forebay import aio
+from forebay.client import RemoteLog, subscriptions
 from tests.support.brokers import running_broker
 from tests.support.proxies import CuttingProxy, cutting_proxy
 from tests.support.soak import SOAK
@@ -90,3 +93,45 @@ def test_what_is_acknowledged_over_cut_connections_is_done(log: RemoteLog, proxy
     subscription.delete()
     cut(NEVER)
     assert topic.subscriptions() == []
+
+
+def test_a_take_that_is_cancelled_when_its_answer_has_come_is_repeated_by_the_next(
+    proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its number: the records come again, as their first delivery."""
+    called, lost = subscriptions.called, [True]
+
+    async def cancelled(topic: Any, call: Any, decode: Any) -> Any:
+        answer = await called(topic, call, decode)
+        if call.path.endswith("/pull") and lost:
+            lost.clear()
+            raise asyncio.CancelledError
+        return answer
+
+    monkeypatch.setattr(subscriptions, "called", cancelled)
+
+    async def take() -> list[tuple[int, int]]:
+        async with aio.connect(proxy.url) as log:
+            topic = await log.create_topic("cut/cancelled")
+            await topic.append_many([b"a", b"b"])
+            subscription = await topic.subscribe("billing", start=forebay.EARLIEST, ack_timeout_ms=600_000)
+            async with subscription.consumer() as consumer:
+                with pytest.raises(asyncio.CancelledError):
+                    await consumer.take(wait_s=10.0)
+                return [(one.record.offset, one.attempt) for one in await consumer.take(wait_s=1.0)]
+
+    assert asyncio.run(take()) == [(0, 1), (1, 1)]
+
+
+def test_a_consumer_that_works_long_on_its_records_says_that_it_is_there(
+    log: RemoteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "SESSION_TIMEOUT_S", 0.9)
+    topic = log.create_topic("cut/long")
+    topic.append(b"a")
+    subscription = topic.subscribe("billing", start=forebay.EARLIEST, ack_timeout_ms=600_000)
+    with subscription.consumer("worker") as consumer:
+        taken = consumer.take(wait_s=10.0)
+        threading.Event().wait(2.5)
+        assert subscription.consumers() == ["worker"]
+        assert consumer.ack(*taken) == 1

@@ -12,9 +12,10 @@ import contextlib
 import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, Unpack
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, Unpack
 
 import msgspec
 
@@ -22,9 +23,9 @@ from forebay.appends.queue import record_bytes
 from forebay.arguments import checked_seconds
 from forebay.clock import Clock
 from forebay.engines import ReadShard
-from forebay.errors import Closed, Conflict, Indeterminate, Invalid, Unavailable, UnknownSubscription
+from forebay.errors import Closed, Conflict, ForebayError, Indeterminate, Invalid, Unavailable, UnknownSubscription
 from forebay.locks import Rank, RankedLock
-from forebay.meter import LogMeter, Metric, Sample
+from forebay.meter import Labels, LogMeter, Metric, Sample
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.progress import Progress, ReaderName
 from forebay.records import LATEST, DeliveredRecord, PeekedPage, Record, Start, SubscriptionLag
@@ -55,8 +56,16 @@ LOOK_S: Final = 0.5
 """So often a consumer looks unasked: for records, partitions that were added, and shards that were opened again."""
 PEEKED_BYTES_MAX: Final = 4 * 1024 * 1024
 """About what a look at the first records brings; one record at least."""
+LEFT_MAX: Final = 100_000
+"""Of so many subscriptions whose consumers have left it is known where they stand."""
 UNACKED_MAX: Final = 1_000
 TAKE_MAX: Final = LOOP_RECORDS_MAX
+_GAUGES: Final = (
+    Metric.SUBSCRIPTION_CONSUMERS,
+    Metric.SUBSCRIPTION_HELD,
+    Metric.SUBSCRIPTION_LAG,
+    Metric.SUBSCRIPTION_SPENT,
+)
 
 
 class Subscriptions:
@@ -84,6 +93,8 @@ class Subscriptions:
         self._lock = RankedLock(Rank.LEAF, "storage.subscriptions")
         self._drivers: weakref.WeakValueDictionary[str, SubscriptionDriver] = weakref.WeakValueDictionary()
         """By the id of the subscription: all its handles and consumers in this process share one."""
+        self._left: dict[str, _LeftSubscription] = {}
+        """By the id of the subscription, those whose last consumer has left."""
         self._revision = 0
         self._revision_at = -LOOK_S
         """When the revision was asked for last."""
@@ -153,24 +164,45 @@ class Subscriptions:
         return self.dead_letters(self._topics.topic(spec.dead_letter_topic), spec)
 
     def gauges(self) -> list[Sample]:
-        """What is so now of the subscriptions that consumers are attached to. From memory alone."""
+        """What is so now of the subscriptions that have or had consumers in this process. From memory alone.
+
+        Those of topics that get numbers of their own have the label `topic`.
+        """
         with self._lock:
-            drivers = list(self._drivers.values())
-        consumers = lag = held = spent = 0
+            drivers, left = list(self._drivers.values()), list(self._left.values())
+        sums: dict[Labels, Counter[Metric]] = {(): Counter()}
         for driver in drivers:
-            consumers += len(driver.dispatch.consumers)
+            found = sums.setdefault(self.meter.topic_label(driver.topic.name), Counter())
+            found[Metric.SUBSCRIPTION_CONSUMERS] += len(driver.dispatch.consumers)
             for number, stands in driver.dispatch.standing().items():
-                shard = driver.topic.shard_if_open(number)
-                end = stands.cursor if shard is None else shard.reach().head
-                lag += max(0, end - stands.cursor - stands.done_above)
-                held += stands.held
-                spent += stands.spent
-        return [
-            Sample(Metric.SUBSCRIPTION_CONSUMERS, (), consumers),
-            Sample(Metric.SUBSCRIPTION_HELD, (), held),
-            Sample(Metric.SUBSCRIPTION_LAG, (), lag),
-            Sample(Metric.SUBSCRIPTION_SPENT, (), spent),
-        ]
+                found[Metric.SUBSCRIPTION_LAG] += _lag(driver.topic, number, stands.cursor, stands.done_above)
+                found[Metric.SUBSCRIPTION_HELD] += stands.held
+                found[Metric.SUBSCRIPTION_SPENT] += stands.spent
+        for topic, places in left:
+            found = sums.setdefault(self.meter.topic_label(topic.name), Counter())
+            for number, (cursor, done_above) in places.items():
+                found[Metric.SUBSCRIPTION_LAG] += _lag(topic, number, cursor, done_above)
+        return [Sample(metric, labels, found[metric]) for labels, found in sums.items() for metric in _GAUGES]
+
+    def note_left(self, subscription_id: str, topic: Topic, places: Mapping[int, tuple[int, int]]) -> None:
+        """The last consumer of a subscription has left: where each partition stands, and what is done above that.
+
+        Without places, it has consumers again, or is no more.
+        """
+        with self._lock:
+            self._left.pop(subscription_id, None)
+            if places:
+                self._left[subscription_id] = _LeftSubscription(topic, dict(places))
+            while len(self._left) > LEFT_MAX:
+                del self._left[next(iter(self._left))]
+
+    def note_sought(self, subscription_id: str, offsets: Mapping[int, int]) -> None:
+        """A subscription without consumers was moved to these places."""
+        with self._lock:
+            left = self._left.get(subscription_id)
+            if left is not None:
+                moved = {number: (offset, 0) for number, offset in offsets.items()}
+                self._left[subscription_id] = left._replace(places=left.places | moved)
 
     def revision(self) -> int:
         """What changes with each subscription that is created or changed, in whichever process; some LOOK_S old.
@@ -202,6 +234,23 @@ class Subscriptions:
                 )
                 self._drivers[spec.subscription_id] = driver
         return driver
+
+
+class _LeftSubscription(NamedTuple):
+    """A subscription that had consumers: by partition, its cursor and how much is done above."""
+
+    topic: Topic
+    places: dict[int, tuple[int, int]]
+
+
+def _lag(topic: Topic, partition: int, cursor: int, done_above: int) -> int:
+    """How many offsets are not done; 0 where this process does not have the partition open."""
+    try:
+        shard = topic.shard_if_open(partition)
+    except ForebayError:
+        # The topic is no more.
+        return 0
+    return 0 if shard is None else max(0, shard.reach().head - cursor - done_above)
 
 
 class SubscriptionDriver:
@@ -260,12 +309,18 @@ class SubscriptionDriver:
             if self._sender is not None:
                 self._sender.create_topic()
             number = self.dispatch.attach(name, unacked_max)
+            self._note_left({})
             try:
                 self._serve()
             except BaseException:
                 self._detach(number)
                 raise
         return number
+
+    def _note_left(self, places: Mapping[int, tuple[int, int]]) -> None:
+        """See `Subscriptions.note_left`. What is delivered at most once has no place."""
+        if not self.dispatch.is_lossy:
+            self._subscriptions.note_left(self.spec.subscription_id, self.topic, places)
 
     def detach(self, consumer: int) -> None:
         """A consumer leaves. When the last one has left, everything that was acknowledged is stored on return."""
@@ -281,6 +336,9 @@ class SubscriptionDriver:
             self._sender.send()
         for number in list(self._wired):
             self._unwire(number)
+        self._note_left(
+            {number: (stands.cursor, stands.done_above) for number, stands in self.dispatch.standing().items()}
+        )
         self.dispatch.unserve()
         self._partitions_served = 0
         try:
@@ -450,16 +508,16 @@ class SubscriptionDriver:
     def _counted_deliveries(self, found: Sequence[tuple[Claimed, Mapping[int, Record]]]) -> list[DeliveredRecord]:
         """The records that are delivered, in order, counted for the metrics."""
         delivered = [one for claim, records in found for one in _in_order(claim, records)]
-        meter = self._subscriptions.meter
-        meter.add(Metric.SUBSCRIPTION_DELIVERIES, len(delivered))
+        meter, topic = self._subscriptions.meter, self.topic.name
+        meter.add(Metric.SUBSCRIPTION_DELIVERIES, len(delivered), topic=topic)
         again = sum(one.attempt > 1 for one in delivered)
         if again:
-            meter.add(Metric.SUBSCRIPTION_REDELIVERIES, again)
+            meter.add(Metric.SUBSCRIPTION_REDELIVERIES, again, topic=topic)
         return delivered
 
     def note_dead_letters(self, count: int) -> None:
         """So many spent records have arrived in the dead-letter topic."""
-        self._subscriptions.meter.add(Metric.SUBSCRIPTION_DEAD_LETTERS, count)
+        self._subscriptions.meter.add(Metric.SUBSCRIPTION_DEAD_LETTERS, count, topic=self.topic.name)
 
     def records(self, partition: int, offsets: Sequence[int]) -> dict[int, Record]:
         """Those of these records that still exist, read from the topic."""
@@ -716,6 +774,7 @@ class SubscriptionDriver:
                 progress = Progress(offset=offset, incarnation=self.spec.topic_id, epoch=self.topic.epoch(number))
                 self._cursors.reset(self.name, number, progress)
                 found[number] = offset
+            self._subscriptions.note_sought(self.spec.subscription_id, found)
         return found
 
     def dead_letters(self) -> DeadLetters:
@@ -728,6 +787,7 @@ class SubscriptionDriver:
             self._check_idle("delete it")
             spec = self._store.change(self.spec, lambda spec: msgspec.structs.replace(spec, is_ending=True))
             self._subscriptions.end(spec, self.topic.partitions)
+            self._note_left({})
 
     def _check_idle(self, what: str) -> None:
         consumers = self.dispatch.consumers
