@@ -89,6 +89,7 @@ def right_request(route: Route) -> dict[str, Any]:
         "put_backfill": {"fingerprint": "f", "loads": 1},
         "put_router": {"sources": ["shop/orders"], "destination": "shop/copy"},
         "put_rule": {"tags": ["eu"]},
+        "patch_subscription": {"ack_timeout_ms": 1000},
         "seek_subscription": {"to": "earliest"},
         "nack_records": {"offsets": {}},
     }

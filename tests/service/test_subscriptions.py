@@ -120,6 +120,35 @@ def test_what_a_thread_has_claimed_for_a_pull_that_was_given_up_comes_with_the_n
     assert asyncio.run(pull_twice()) == [(0, 1), (1, 1)]
 
 
+def test_spent_records_are_sent_by_an_alteration_only_where_its_caller_may_write() -> None:
+    ref = SubscriptionRef(TopicName("shop", "orders"), "s")
+    writer = Principal(name="w", scopes=frozenset({AccessScope.READ, AccessScope.WRITE}), prefixes=frozenset(["*"]))
+
+    async def alter() -> list[str | None]:
+        async with aio.open(":memory:") as log:
+            await log.create_topic("shop/secret")
+            topic = await log.create_topic("shop/orders")
+            subscription = await topic.subscribe("s", deliveries_max=1)
+
+            async def readable(_who: Principal, _name: TopicName) -> AsyncTopic:
+                return topic
+
+            served = ServedSubscriptions(readable, log.topic, Quotas(ServerSettings(), SystemClock()))
+            found = [(await served.alter(READER, ref, {"deliveries_max": 2})).dead_letter_topic]
+            with pytest.raises(Forbidden):
+                await served.alter(READER, ref, {"on_spent": "dead_letter", "dead_letter_topic": "shop/secret"})
+            with pytest.raises(Forbidden):
+                # The topic of that name would have to be made.
+                await served.alter(writer, ref, {"on_spent": "dead_letter"})
+            found.append(subscription.spec.dead_letter_topic)
+            await served.alter(writer, ref, {"on_spent": "dead_letter", "dead_letter_topic": "shop/secret"})
+            with pytest.raises(Forbidden):
+                await served.alter(READER, ref, {"dead_letter_topic": "shop/orders.s.dead_letters"})
+            return [*found, (await served.alter(READER, ref, {"ack_timeout_ms": 7})).dead_letter_topic]
+
+    assert asyncio.run(alter()) == [None, None, "shop/secret"]
+
+
 def test_a_subscription_that_is_deleted_during_the_call_is_not_created_without_rights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
