@@ -150,22 +150,22 @@ def test_what_may_have_arrived_at_another_owner_is_not_replayed_elsewhere(
 
 
 def test_a_purge_keeps_few_places_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-    delete = deadletters.DeadLetters._delete
+    ranges = []
+    delete = Topic.delete_by_offset
 
-    def seen(letters: deadletters.DeadLetters, partition: int, offsets: list[int]) -> int:
-        sizes.append(len(offsets))
-        return delete(letters, partition, offsets)
+    def seen(topic: Topic, start: int, stop: int, partition: int) -> int:
+        ranges.append((start, stop))
+        return delete(topic, start, stop, partition)
 
     monkeypatch.setattr(deadletters, "PURGE_MAX", 3)
-    monkeypatch.setattr(deadletters.DeadLetters, "_delete", seen)
+    monkeypatch.setattr(Topic, "delete_by_offset", seen)
     with forebay.open(":memory:") as log:
         subscription = spent(log)
 
         assert subscription.dead_letters().purge() == 4
 
         assert left(subscription) == []
-    assert sizes == [3, 1]
+    assert ranges == [(0, 3), (3, 4)]
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def list_letters(
             if as_json:
                 say_json(_item(letter))
             else:
-                rows.append(_row(letter))
+                rows.append(_table_row(letter))
     if rows:
         say_table(("letter", "from", "subscription", "attempts", "reason", "error"), rows)
 
@@ -151,7 +151,7 @@ def _listed(letters: DeadLetters, count: int) -> Iterator[DeadLetter]:
         complain(f"{letters.topic} has more dead letters than these {count}: raise --count")
 
 
-def _row(letter: DeadLetter) -> tuple[object, ...]:
+def _table_row(letter: DeadLetter) -> tuple[object, ...]:
     return (
         _place(letter),
         f"{letter.topic}[{letter.record.partition}]@{letter.record.offset}",
