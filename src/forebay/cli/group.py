@@ -9,7 +9,7 @@ import typer
 
 from forebay.cli.commands import command, group
 from forebay.cli.invocation import Invocation
-from forebay.cli.options import AsJson, PartitionOption, YesOption
+from forebay.cli.options import AsJson, PartitionOption, ToOption, YesOption
 from forebay.cli.terminal import confirm, say, say_json, say_table
 from forebay.errors import Conflict, ForebayError
 from forebay.wire.positions import parse_start
@@ -70,7 +70,7 @@ def reset(
     *,
     name: Name,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
-    to: Annotated[str, typer.Option(metavar="PLACE", help="earliest, latest, an offset or a time.")],
+    to: ToOption,
     partition: PartitionOption = None,
     as_json: AsJson = False,
 ) -> None:

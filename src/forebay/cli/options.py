@@ -52,6 +52,7 @@ VerboseOption = Annotated[
     typer.Option("--verbose", "-v", help="Log what is done, not only what is wrong.", show_default=False),
 ]
 OneTopic = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="This topic alone.", show_default=False)]
+ToOption = Annotated[str, typer.Option("--to", metavar="PLACE", help="earliest, latest, an offset or a time.")]
 PartitionOption = Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)]
 CountOption = Annotated[int | None, typer.Option("--count", "-n", help="So many records.", show_default=False)]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where no one can answer.")]

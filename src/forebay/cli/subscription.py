@@ -12,7 +12,7 @@ from forebay.cli.consume import OutputFormat, Printer
 from forebay.cli.failures import complain
 from forebay.cli.interruptions import Interrupted
 from forebay.cli.invocation import Invocation
-from forebay.cli.options import AsJson, CountOption, OneTopic, PartitionOption, TopicArgument, YesOption
+from forebay.cli.options import AsJson, CountOption, OneTopic, PartitionOption, ToOption, TopicArgument, YesOption
 from forebay.cli.terminal import confirm, flush, readable_time, say, say_json, say_table
 from forebay.errors import Invalid, UnknownTopic
 from forebay.wire.positions import parse_start
@@ -247,7 +247,7 @@ def seek(
     *,
     topic: TopicArgument,
     name: Name,
-    to: Annotated[str, typer.Option(metavar="PLACE", help="earliest, latest, an offset or a time.")],
+    to: ToOption,
     partition: PartitionOption = None,
     as_json: AsJson = False,
 ) -> None:

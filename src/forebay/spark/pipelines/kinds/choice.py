@@ -47,6 +47,15 @@ class Choice:
                 why = hint(word, names, "the columns are")
                 flaws.add(word.place, f"source {source} has no column {word}: {why}")
 
+    def found(
+        self, flaws: Flaws, source: Word, known: tuple[TableColumn, ...] | None
+    ) -> tuple[TableColumn, ...] | None:
+        """The chosen ones of the columns that a look has found, if it has; a choice that is not there is a flaw."""
+        if known is None:
+            return None
+        self.check(flaws, source, known)
+        return self.of(known)
+
     def of(self, known: tuple[TableColumn, ...]) -> tuple[TableColumn, ...]:
         """Those of the columns that are chosen, named as they are."""
         by_name = {column.name.lower(): column for column in known}

@@ -87,8 +87,7 @@ class DeltaSource:
             )
             return None
         columns = tuple(TableColumn(name, kind) for name, kind in found.columns)
-        self.choice.check(flaws, self.name, columns)
-        return self.choice.of(columns)
+        return self.choice.found(flaws, self.name, columns)
 
     def outline(self, context: Context) -> SourceOutline:
         return SourceOutline(

@@ -105,10 +105,7 @@ class FileSource:
     def look(self, flaws: Flaws, context: Context) -> tuple[TableColumn, ...] | None:
         is_parquet = self.format is FileFormat.PARQUET
         columns = look_at_files(flaws, self.name, self.path, self.options, context.pipeline, is_parquet=is_parquet)
-        if columns is None:
-            return None
-        self.choice.check(flaws, self.name, columns)
-        return self.choice.of(columns)
+        return self.choice.found(flaws, self.name, columns)
 
     def outline(self, context: Context) -> SourceOutline:
         return SourceOutline(

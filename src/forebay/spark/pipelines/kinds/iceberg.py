@@ -81,8 +81,7 @@ class IcebergSource:
         except (Invalid, Unavailable, Unsupported) as error:
             flaws.add(self.table.place, f"source {self.name}: {error}")
             return None
-        self.choice.check(flaws, self.name, columns)
-        return self.choice.of(columns)
+        return self.choice.found(flaws, self.name, columns)
 
     def outline(self, context: Context) -> SourceOutline:
         return SourceOutline(name=str(self.name), reads=str(self.table), format=ICEBERG, where=self.choice.shown)

@@ -70,10 +70,7 @@ class ParquetSource:
 
     def look(self, flaws: Flaws, context: Context) -> tuple[TableColumn, ...] | None:
         columns = look_at_files(flaws, self.name, self.path, self.options, context.pipeline, is_parquet=True)
-        if columns is None:
-            return None
-        self.choice.check(flaws, self.name, columns)
-        return self.choice.of(columns)
+        return self.choice.found(flaws, self.name, columns)
 
     def outline(self, context: Context) -> SourceOutline:
         return SourceOutline(
