@@ -13,7 +13,7 @@ import pytest
 
 import forebay
 from forebay.errors import Unsupported
-from forebay.spark.jobs.pages import require_plots
+from forebay.spark.jobs.profile.page import require_plots
 from forebay.spark.values.avro import AvroValues
 from tests.packaging.declared import (
     EXTRAS,

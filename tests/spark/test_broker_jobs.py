@@ -22,8 +22,8 @@ from forebay.clock import SystemClock
 from forebay.errors import Conflict, Forbidden, ForebayError, Invalid, Unauthenticated, UnknownTopic, Unsupported
 from forebay.service.tokens import Tokens
 from forebay.spark.jobs import backfill, compaction, lake, migrate, profile, reindex, scrub
+from forebay.spark.jobs.backfill import Files
 from forebay.spark.jobs.report import JobReport
-from forebay.spark.jobs.sources import Files
 from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import open_catalog
 from forebay.spark.tables.delta import DeltaLakeTable

@@ -13,6 +13,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from forebay.compacting.planning import Rules
     from forebay.spark import pipelines
+    from forebay.spark.jobs.backfill import Files, Frame, Table
     from forebay.spark.jobs.backfill import run as backfill
     from forebay.spark.jobs.compaction import run as compact
     from forebay.spark.jobs.lake import run as lake
@@ -22,7 +23,6 @@ if _typing.TYPE_CHECKING:
     from forebay.spark.jobs.reindex import run as reindex
     from forebay.spark.jobs.report import JobReport
     from forebay.spark.jobs.scrub import run as scrub
-    from forebay.spark.jobs.sources import Files, Frame, Table
     from forebay.spark.place.location import Location
     from forebay.spark.reading.as_frame import read
     from forebay.spark.source import ForebayDataSource
@@ -54,13 +54,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Files": "forebay.spark.jobs.sources:Files",
+    "Files": "forebay.spark.jobs.backfill:Files",
     "ForebayDataSource": "forebay.spark.source:ForebayDataSource",
-    "Frame": "forebay.spark.jobs.sources:Frame",
+    "Frame": "forebay.spark.jobs.backfill:Frame",
     "JobReport": "forebay.spark.jobs.report:JobReport",
     "Location": "forebay.spark.place.location:Location",
     "Rules": "forebay.compacting.planning:Rules",
-    "Table": "forebay.spark.jobs.sources:Table",
+    "Table": "forebay.spark.jobs.backfill:Table",
     "backfill": "forebay.spark.jobs.backfill:run",
     "compact": "forebay.spark.jobs.compaction:run",
     "lake": "forebay.spark.jobs.lake:run",

@@ -17,8 +17,8 @@ import forebay
 from forebay.errors import Conflict, Invalid, UnknownTopic
 from forebay.loads.book import LoadBook
 from forebay.spark.jobs import backfill
+from forebay.spark.jobs.backfill import Files, Frame, Table
 from forebay.spark.jobs.report import JobReport
-from forebay.spark.jobs.sources import Files, Frame, Table
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.tables.catalog import open_catalog

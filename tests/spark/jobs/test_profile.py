@@ -19,7 +19,7 @@ from forebay.disk import SystemDisk
 from forebay.errors import Invalid
 from forebay.spark.jobs import profile
 from forebay.spark.jobs.frames import look_at
-from forebay.spark.jobs.tallies import LATE_SECONDS, Tally, merged, size_at, tallied
+from forebay.spark.jobs.profile.tallies import LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.jobs.units import UnitOutcome
 from forebay.spark.place.location import Location
 from forebay.testing.inside import inside

@@ -14,7 +14,7 @@ from forebay.cli.pipeline import app as pipeline
 from forebay.errors import Invalid
 
 if TYPE_CHECKING:
-    from forebay.spark.jobs.sources import Source
+    from forebay.spark.jobs.backfill import Source
     from forebay.spark.place.location import Location
 
 FromOption = Annotated[
@@ -101,7 +101,7 @@ def backfill(
 
 
 def _source(location: Location, paths: Sequence[str], table: str | None, kind: str, options: dict[str, str]) -> Source:
-    from forebay.spark.jobs.sources import Files, Table
+    from forebay.spark.jobs.backfill import Files, Table
 
     if bool(paths) == (table is not None):
         raise Invalid("a backfill reads files or a table: give --from or --from-table")

@@ -20,10 +20,10 @@ from forebay.disk import SystemDisk, replace_file
 from forebay.inspection.findings import Finding, Severity
 from forebay.records import Reason
 from forebay.spark.jobs.frames import frame_of, look_at
-from forebay.spark.jobs.pages import KeyCounts, ReportPage, TopicPage, page_of, require_plots
+from forebay.spark.jobs.profile.page import KeyCounts, ReportPage, TopicPage, page_of, require_plots
+from forebay.spark.jobs.profile.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.jobs.report import Figure, JobProgress, JobReport, Part, summed
 from forebay.spark.jobs.resume import Results
-from forebay.spark.jobs.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.jobs.units import said, spread
 from forebay.spark.place.location import Location
 from forebay.spark.place.reading import opened_to_read

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.errors import Unsupported
+from forebay.spark.jobs.profile.tallies import LATE_SECONDS, Tally, merged
 from forebay.spark.jobs.report import Part
-from forebay.spark.jobs.tallies import LATE_SECONDS, Tally, merged
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
