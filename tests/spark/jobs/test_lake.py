@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from forebay.clock import SystemClock
 from forebay.errors import Conflict, Fenced, Invalid, Unavailable
 from forebay.metadata.leases import Lease, leased
 from forebay.spark.jobs import lake
-from forebay.spark.jobs.report import JobReport
+from forebay.spark.jobs.report import JobProgress, JobReport, Unseen
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.tables.catalog import open_catalog
@@ -32,8 +33,8 @@ from forebay.spark.tables.delta import DeltaLakeTable
 from forebay.spark.tables.delta_files import look_up_delta
 from forebay.spark.tables.file_writer import Written
 from forebay.spark.tables.lake_directory import DirectoryTarget
-from forebay.spark.tables.lake_table import FOLDER
-from forebay.spark.tables.targets import TableBatch
+from forebay.spark.tables.lake_table import FOLDER, TableTarget
+from forebay.spark.tables.targets import TableBatch, Unleased
 from forebay.spark.tables.upkeep import own_folder
 from forebay.spark.values.avro import AvroValues
 from forebay.testing.inside import inside
@@ -426,6 +427,49 @@ def test_a_condition_is_kept_by_the_table_and_no_other_is_taken(
 
 @pytest.mark.usefixtures("without_spark")
 @pytest.mark.parametrize("kind", ["table", "delta", "directory"])
+def test_of_two_runs_without_a_lease_that_choose_otherwise_one_is_refused(
+    kind: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As through a broker: the other comes between the look of the first and its commit."""
+    into: Any = {"directory": str(tmp_path / "out")} if kind == "directory" else {"table": "shop.eu"}
+    if kind == "delta":
+        into["table_format"] = "delta"
+    appended = append(str(path), "first")
+    recover, others = TableTarget.recover, ["partition = 1"]
+
+    def run(where: str, progress: JobProgress | None = None) -> JobReport:
+        options: Any = {**into, "where": where, "progress": progress}
+        return lake.run(None, Location.of(path), "shop/orders", **options)  # type: ignore[arg-type]
+
+    def other() -> None:
+        if others:
+            run(others.pop())
+
+    class BehindTheOther(Unseen):
+        """It gets the total between the look and the first commit."""
+
+        def total(self, amount: int) -> None:
+            other()
+
+    def recovered(target: TableTarget) -> None:
+        other()
+        recover(target)
+
+    monkeypatch.setattr(lake, "leased", lambda *_, **__: contextlib.nullcontext(Unleased()))
+    # A table has its condition from its making, a directory from its first commit.
+    monkeypatch.setattr(TableTarget, "recover", recovered)
+
+    with pytest.raises(Conflict, match="takes the records where partition = 1, not the records where partition = 0"):
+        run("partition = 0", BehindTheOther())
+
+    good, bad = _directory_rows(tmp_path / "out") if kind == "directory" else _table_rows(path, "shop.eu", kind)
+    found = sorted((row["_offset"], row["value"].decode()) for row in good)
+    found += [(row["offset"], row["value"].decode()) for row in bad]
+    assert sorted(found) == sorted((offset, value) for partition, offset, value in appended if partition == 1)
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize("kind", ["table", "delta", "directory"])
 def test_a_table_of_all_records_takes_no_condition(kind: str, path: Path, tmp_path: Path) -> None:
     append(str(path), "first")
     into: Any = {"directory": str(tmp_path / "out")} if kind == "directory" else {"table": "shop.raw"}
@@ -593,7 +637,6 @@ def test_a_file_that_is_gone_is_not_committed(tmp_path: Path) -> None:
 
 
 def test_of_two_commits_of_a_table_one_is_refused(path: Path, log: forebay.Storage) -> None:
-    from forebay.spark.tables.lake_table import TableTarget  # noqa: PLC0415
     from forebay.spark.values.decoding import RawDecoding  # noqa: PLC0415
 
     Orders(log)
