@@ -504,7 +504,7 @@ class SubscriptionContract:
         found = [record.value for record in subscription.peek(100)]
 
         assert found == large[: len(found)] and 1 <= len(found) <= 4
-        assert len(subscription.peek(2)) == 2
+        assert 1 <= len(subscription.peek(2)) <= 2
         with pytest.raises(Invalid):
             subscription.peek(0)
 
