@@ -194,6 +194,18 @@ def test_acknowledgements_are_stored_in_the_background_and_at_once_when_it_is_as
             assert progress.epoch == topic.epoch()
 
 
+def test_what_was_acknowledged_is_stored_when_the_last_consumer_has_left() -> None:
+    with forebay.open(":memory:", {"progress": {"flush_interval_ms": 60_000}}) as log:
+        topic = topic_in(log, 3)
+        subscription = topic.subscribe("billing", start=EARLIEST, mode="shared")
+        with subscription.consumer() as last:
+            with subscription.consumer() as first:
+                first.ack(*first.take(1))
+            last.ack(*last.take(1))
+
+        assert stored(log, topic).offset == 2
+
+
 def test_deliveries_are_stored_before_they_are_made_in_the_first_moments_of_a_process(tmp_path: Path) -> None:
     """A record that ends the process when it is delivered counts its deliveries all the same."""
     with forebay.open(tmp_path, {"progress": {"flush_interval_ms": 600_000}}) as log:
