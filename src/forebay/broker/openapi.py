@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,10 @@ def document(routes: Sequence[Route], *, version: str) -> dict[str, Any]:
     for route in routes:
         types += [kind for kind in (route.body, route.answer) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    for component in components.values():
+        # Docstrings, which have the indentation of their source before Python 3.13.
+        if "description" in component:
+            component["description"] = cleandoc(component["description"])
     by_type = dict(zip(map(id, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
