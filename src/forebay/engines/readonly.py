@@ -5,7 +5,7 @@ Reads files and `live`, never the owner's memory, so a reader here costs the own
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from forebay.clock import Clock
@@ -267,12 +267,17 @@ class LeftShards:
     def add(self, shard: FollowedShard) -> None:
         """This shard refuses every call since now. Waits for no reader."""
         with self._lock:
-            self._left = [left for left in (*self._left, shard) if not left.end_if_idle()]
+            self._left = _not_idle((*self._left, shard))
 
     def close(self) -> None:
         """Give every descriptor back. Waits for readers that are inside."""
         for shard in self._left:
             shard.end("is closed")
+
+
+def _not_idle(shards: Iterable[FollowedShard]) -> list[FollowedShard]:
+    """Those that a reader is inside; the others give their descriptors back."""
+    return [shard for shard in shards if not shard.end_if_idle()]
 
 
 class FollowingEngine(ShardedEngine[FollowedShard]):
