@@ -17,7 +17,7 @@ from forebay.spark.reading.batch import Loaded, loaded_or_seen, reader_for
 from forebay.spark.reading.options import ReadOptions, is_for_batch, is_for_stream
 from forebay.spark.reading.schema import columns_of, spark_schema
 from forebay.spark.reading.snapshot import Snapshot
-from forebay.spark.reading.streaming.reader import ForebayStreamReader
+from forebay.spark.reading.streaming.reader import TopicStreamReader, stream_reader
 from forebay.spark.writing.writers import ForebayStreamWriter, plan_stream_write, plan_write
 
 
@@ -51,9 +51,9 @@ class ForebayDataSource(DataSource):
             loaded = Loaded.of(loaded, options)
         return reader_for(options, loaded, columns)
 
-    def streamReader(self, schema: StructType) -> ForebayStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
         """A stream of these columns."""
-        return ForebayStreamReader(ReadOptions.parse(self.options, streaming=True), columns_of(schema, self.options))
+        return stream_reader(ReadOptions.parse(self.options, streaming=True), columns_of(schema, self.options))
 
     def writer(self, schema: StructType, overwrite: Any) -> DataSourceWriter:
         """A write of a DataFrame with these columns."""

@@ -85,9 +85,9 @@ class ForebayReader(DataSourceReader):
         )
         return [InputPartition(split) for split in splits]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a task; where there is nothing to read, Spark makes one task without a split."""
-        return iter(()) if partition.value is None else read_split(partition.value)
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The records of a task; where there is nothing to read, Spark makes one without a split or a partition."""
+        return iter(()) if partition is None or partition.value is None else read_split(partition.value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
