@@ -383,7 +383,7 @@ def test_a_full_queue_makes_appends_wait_in_the_loop_and_refuses_them_in_time(
         assert sorted(await asyncio.gather(*late)) == list(range(5, 25))
         assert b"refused" not in values(await collected(topic.read()))
 
-    run(tmp_path / "log", use, quick(queue_records_max=3, append_timeout_ms=400, flush_interval_ms=600_000))
+    run(tmp_path / "log", use, quick(queue_records_max=3, append_timeout_ms=400, flush_interval_ms=60_000))
 
 
 def test_a_cancelled_append_is_there_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def test_a_full_queue_makes_batches_wait_and_refuses_them_in_time(
         assert sorted(found[0] for found in await asyncio.gather(*late)) == list(range(6, 16, 2))
         assert b"refused" not in values(await collected(topic.read()))
 
-    run(tmp_path / "log", use, quick(queue_records_max=3, append_timeout_ms=1500, flush_interval_ms=600_000))
+    run(tmp_path / "log", use, quick(queue_records_max=3, append_timeout_ms=1500, flush_interval_ms=60_000))
 
 
 def test_a_batch_that_is_cancelled_while_it_waits_for_room_never_appears(tmp_path: Path) -> None:

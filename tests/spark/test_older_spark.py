@@ -21,7 +21,7 @@ def options(tmp_path: Path) -> dict[str, str]:
     with forebay.open(tmp_path / "data") as log:
         topic = log.create_topic("shop/orders")
         topic.append_many([b"0", b"1", b"2"])
-    return {"path": str(tmp_path / "data"), "topic": "shop/orders"}
+    return {"path": str(tmp_path / "data"), "topic": "shop/orders", "startingOffsets": "earliest"}
 
 
 def test_a_micro_batch_reaches_to_the_end_where_spark_says_no_limit(
