@@ -37,9 +37,9 @@ BY_URL: Final = {
     "topic export", "topic delete", "shard list", "shard status", "produce", "consume", "records get", "records delete",
     "records erase", "group list", "group show", "group reset", "group delete", "du", "router create", "router alter",
     "router pause", "router resume", "router delete", "router list", "router status", "subscription create",
-    "subscription list", "subscription show", "subscription pause", "subscription resume", "subscription seek",
-    "subscription peek", "subscription consume", "subscription delete", "deadletter list", "deadletter show",
-    "deadletter replay", "deadletter purge", "history backfill", "history profile", "table lake",
+    "subscription alter", "subscription list", "subscription show", "subscription pause", "subscription resume",
+    "subscription seek", "subscription peek", "subscription consume", "subscription delete", "deadletter list",
+    "deadletter show", "deadletter replay", "deadletter purge", "history backfill", "history profile", "table lake",
 }  # fmt: skip
 
 
@@ -188,6 +188,9 @@ SCRIPTS: Final = {
         Line("subscription consume shop/orders billing --count 3"),
         Line("subscription consume shop/orders billing --count 2 --nack --error broken --format json"),
         Line("subscription show shop/orders billing --json"),
+        Line("subscription alter shop/orders billing --ack-timeout-ms 60000 --deliveries-max none"),
+        Line("subscription alter shop/orders billing --ack-timeout-ms 0"),
+        Line("subscription alter shop/orders none --window 10"),
         Line("subscription pause shop/orders billing"),
         Line("subscription consume shop/orders billing"),
         Line("subscription resume shop/orders billing"),

@@ -59,6 +59,7 @@ WORDS: Final = {
     "subscription create": "shop/orders auditing",
     "subscription list": "",
     "subscription show": "shop/orders mails",
+    "subscription alter": "shop/orders mails --ack-timeout-ms 60000",
     "subscription pause": "shop/orders mails",
     "subscription resume": "shop/orders mails",
     "subscription seek": "shop/orders mails --to earliest",

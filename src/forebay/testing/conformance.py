@@ -472,6 +472,17 @@ def check_a_load_comes_in_everywhere_or_nowhere(probe: ConformanceProbe) -> None
     same("the values of both partitions", found, wanted)
 
 
+def check_a_backfill_stands_for_its_rows(probe: ConformanceProbe) -> None:
+    backfill = f"{probe.topic()}/backfills/old-orders"
+    same("the plan of a backfill before it began", probe.ask("GET", backfill).get("plan"), None)
+    plan = {"fingerprint": "of these rows", "loads": 2}
+    for _ in range(2):
+        begun = probe.ask("PUT", backfill, json=plan)
+        same("what a backfill brings, and what the topic has of it", (begun["plan"], begun["done"]), (plan, 0))
+    probe.refuse("PUT", backfill, 409, "conflict", json={**plan, "fingerprint": "of others"})
+    same("how far the backfill is", probe.ask("GET", backfill), begun)
+
+
 def check_a_subscription_delivers_until_records_are_acknowledged(probe: ConformanceProbe) -> None:
     topic = probe.topic(partitions=2)
     probe.append(topic, ["a", "b", "c"], partition=1)
@@ -532,6 +543,9 @@ def check_a_subscription_is_paused_moved_and_streamed(probe: ConformanceProbe) -
     same("where it stands", probe.ask("POST", f"{subscription}/seek", json={"to": {"0": "1"}})["offsets"], {"0": 1})
     shown = probe.ask("GET", subscription, params={"id": made["subscription_id"]})
     same("the subscription", shown, made)
+    altered = probe.ask("PATCH", subscription, json={"ack_timeout_ms": 60_000})
+    same("the altered subscription", altered, {**made, "ack_timeout_ms": 60_000})
+    same("the subscription", probe.ask("GET", subscription), altered)
     probe.refuse("GET", subscription, 409, "conflict", params={"id": "0" * 32})
 
 
@@ -661,6 +675,7 @@ CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_limits_are_applied_on_demand,
     check_a_sealed_topic_takes_no_records_until_it_is_taken_back,
     check_a_load_comes_in_everywhere_or_nowhere,
+    check_a_backfill_stands_for_its_rows,
     check_a_subscription_delivers_until_records_are_acknowledged,
     check_a_subscription_is_paused_moved_and_streamed,
     check_a_spent_record_is_a_dead_letter_that_is_replayed_or_purged,
