@@ -44,9 +44,9 @@ WAL: Final = {
     "batch_bytes_max": 4096,
 }
 SMALL: Final = Settings.load(overrides={"wal": WAL})
-LOTS: Final = 4
+LOTS: Final = 4 if SOAK else 2
 STEPS: Final = 40
-STREAMS: Final = 150 if SOAK else 14
+STREAMS: Final = 150 if SOAK else 28
 # RocksDB syncs a lot when it is opened, and what is compared here is no disk.
 ROOM: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
