@@ -33,8 +33,8 @@ _NAMES: Final = (
 )
 _OF_SERVERS: Final = {"who"}
 """What a server gives beyond the surface: for which of its callers it reads."""
-_OF_THREADS: Final = {"follow": {"stop"}}
-"""What a call of a thread takes and the surface does not: events of `threading`."""
+_OF_CALLS: Final = {"follow": {"stop"}, "take": {"bytes_max"}, "peek": {"bytes_max"}}
+"""What a call takes and the surface does not: an event of `threading`; for how many bytes a server has room."""
 
 
 def embedded(path: str | Path) -> Log:
@@ -209,7 +209,7 @@ def test_implementations_have_the_parameters_and_defaults_of_the_surface(impleme
     """The type checker compares types; that a default is the same one is shown here."""
     for method, wanted in _methods(protocol).items():
         given = inspect.signature(getattr(implementation, method)).parameters
-        apart = _OF_THREADS.get(method, set()) | _OF_SERVERS
+        apart = _OF_CALLS.get(method, set()) | _OF_SERVERS
         own = {name: given[name] for name in given if name not in apart}
         assert [(p.name, p.kind, p.default) for p in own.values()] == [
             (p.name, p.kind, p.default) for p in wanted.parameters.values()
