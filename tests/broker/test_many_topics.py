@@ -25,7 +25,7 @@ CONNECTIONS: Final = 32
 ROUND_SECONDS: Final = 1.0 if SOAK else 0.1
 """How often each topic is written, where the machine carries that."""
 WARM_ROUNDS: Final = 2
-SECONDS: Final = 120.0 if SOAK else 1.0
+SECONDS: Final = 900.0 if SOAK else 1.0
 """For how long topics are written once they are warm."""
 IDLE_SECONDS: Final = 10.0 if SOAK else 0.2
 RISE_BYTES_MAX: Final = 1_000_000
@@ -122,7 +122,8 @@ def test_many_topics_that_are_written_all_the_time_cost_no_more_with_time(tmp_pa
     first, last = seen.uses[0][1], seen.uses[-1][1]
     assert last.threads <= first.threads + POOLED_MAX
     assert last.descriptors <= first.descriptors + 4
-    later = [(at, float(use.resident_bytes)) for at, use in seen.uses[len(seen.uses) // 3 :]]
+    # With 1,000 topics memory stands still from the 40th record of each on.
+    later = [(at, float(use.resident_bytes)) for at, use in seen.uses[2 * len(seen.uses) // 3 :]]
     rise = rise_per_minute(later) if len(later) > 1 else 0.0
     if SOAK:
         assert rise < RISE_BYTES_MAX
