@@ -56,7 +56,7 @@ class Seen:
         self.is_over = False
         self.deliveries: list[Delivery] = []
         self.acked: set[Place] = set()
-        """The broker said that they count."""
+        """The broker of this life said that they count, or they were stored before it began."""
         self.cursors: list[dict[int, int]] = [{}]
         """Where the subscription stood when the broker of each life began."""
         self.stored: list[set[Place]] = [set()]
@@ -69,9 +69,11 @@ class Seen:
                 Delivery(self.life, (one.record.partition, one.record.offset), one.attempt) for one in records
             ]
 
-    def ack(self, records: list[forebay.DeliveredRecord]) -> None:
+    def ack(self, records: list[forebay.DeliveredRecord], life: int) -> None:
+        """What counted in this life. Of an earlier one it may be lost: only what was stored is known."""
         with self._lock:
-            self.acked |= {(one.record.partition, one.record.offset) for one in records}
+            if life == self.life:
+                self.acked |= {(one.record.partition, one.record.offset) for one in records}
 
     def known_acked(self) -> set[Place]:
         with self._lock:
@@ -82,6 +84,7 @@ class Seen:
             self.life += 1
             self.cursors.append(cursors)
             self.stored.append(self.stored[-1] | stored)
+            self.acked = set(self.stored[-1])
 
 
 def consume(log: RemoteLog, seen: Seen, number: int) -> None:
@@ -90,8 +93,9 @@ def consume(log: RemoteLog, seen: Seen, number: int) -> None:
         while not seen.is_over:
             taken = consumer.take(8, wait_s=0.2)
             seen.deliver(taken)
+            life = seen.life
             if taken and consumer.ack(*taken) == len(taken):
-                seen.ack(taken)
+                seen.ack(taken, life)
 
 
 def produce(log: RemoteLog, seen: Seen, sent: list[Place]) -> None:
