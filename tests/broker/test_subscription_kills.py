@@ -23,7 +23,7 @@ from tests.ledger import Ledger
 from tests.support.brokers import START_SECONDS, BrokerCommand, running_broker
 from tests.support.proxies import CuttingProxy, cutting_proxy
 from tests.support.soak import SOAK
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
@@ -174,7 +174,7 @@ def test_a_broker_killed_under_load_delivers_again_what_is_not_stored_as_done_an
     tmp_path: Path, ledger: Ledger
 ) -> None:
     seen, sent = Seen(), list[Place]()
-    with cutting_proxy(NO_BROKER) as proxy, forebay.connect(proxy.url) as log:
+    with cutting_proxy(NO_BROKER) as proxy, forebay.connect(proxy.url, timeout_s=PATIENCE) as log:
         kill_under_load(tmp_path / "data", proxy, log, seen, sent)
 
     got = {delivery.place for delivery in seen.deliveries}
