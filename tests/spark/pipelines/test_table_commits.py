@@ -26,9 +26,9 @@ from forebay.spark.tables.catalog import DATABASE, look_up_table
 from forebay.spark.tables.delta_files import look_up_delta
 from forebay.spark.tables.file_writer import Written, write_rows
 from forebay.spark.tables.files import files_of
-from forebay.spark.tables.formats import DELTA, FORMATS, ICEBERG
+from forebay.spark.tables.formats import DELTA, FORMATS, ICEBERG, open_format
 from forebay.spark.tables.lake_table import TableTarget
-from forebay.spark.tables.open_table import OpenTable, QueryBatch
+from forebay.spark.tables.open_table import OpenTable, QueryBatch, schema_of
 from forebay.spark.tables.targets import TableBatch as LakeBatch
 from tests.spark.topics import SETTINGS
 
@@ -195,6 +195,61 @@ def test_of_many_that_make_a_new_table_at_once_one_does(location: Location, kind
 
     assert made.count(True) == 1
     assert _rows(location, NAME, kind) == [made.index(True)]
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_a_new_table_whose_rows_fail_is_not_there_and_the_next_run_makes_it_with_other_columns(
+    location: Location, kind: str
+) -> None:
+    """`write: create` that failed half-way left an empty table, which the next run took for another's."""
+
+    class Failing(Rows):
+        """One task writes its file, and then the job fails."""
+
+        def mapInArrow(self, task: Callable[[Iterator[Any]], Iterable[Any]], _: str) -> Rows:  # noqa: N802
+            list(task(iter([self._rows])))
+            raise OSError("the second task failed")
+
+    failing: Any = Failing(wrong=pa.array([1], pa.int64()))
+    for _ in range(2):
+        with (
+            closing(OpenTable(location, NAME, table_format=kind)) as table,
+            pytest.raises(OSError, match="second task"),
+        ):
+            table.put(failing, new=True)
+        with closing(open_format(kind, location, NAME)) as seen:
+            assert not seen.look()
+    if kind == ICEBERG:  # its folder is of one run alone
+        assert not list(Path(str(location.path)).rglob("*.parquet"))
+
+    with closing(OpenTable(location, NAME, table_format=kind)) as table:
+        table.put(_ids(1, 2), new=True)
+        table.put(_ids(3))
+    assert _rows(location, NAME, kind) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_a_new_table_without_rows_is_made_and_one_that_another_made_empty_is_not_taken(
+    location: Location, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with closing(OpenTable(location, NAME, table_format=kind)) as table:
+        table.put(_ids(), new=True)
+    assert _rows(location, NAME, kind) == []
+
+    with (
+        closing(OpenTable(location, "shop.next", table_format=kind)) as one,
+        closing(OpenTable(location, "shop.next", table_format=kind)) as other,
+    ):
+        commit = one.commit
+
+        def behind_the_other(*args: Any, **more: Any) -> None:
+            other.make(schema_of(_ids(7)))
+            commit(*args, **more)
+
+        monkeypatch.setattr(one, "commit", behind_the_other)
+        with pytest.raises(Conflict, match="was changed by another job meanwhile"):
+            one.put(_ids(1), new=True)
+    assert _rows(location, "shop.next", kind) == []
 
 
 def _rows(location: Location, name: str, kind: str) -> list[Any]:

@@ -84,7 +84,8 @@ class FormatTable(Protocol):
     def make(self, schema: pa.Schema, properties: Mapping[str, str], *, new: bool = False) -> None:
         """Look at the table, and make it with these columns and properties if there is none.
 
-        With `new` a table that is there is a `Conflict`: of two that make it at once, one is refused.
+        With `new` a table that is there is a `Conflict`, and the first commit makes it: until then there is none, and
+        of two that make it at once, one is refused.
         """
 
     def fit(self, schema: pa.Schema) -> None:
@@ -122,6 +123,9 @@ class FormatTable(Protocol):
 
     def attempt(self, change: TableChange) -> None:
         """Commit to the table as it was looked at. `Overtaken` if it is another by now."""
+
+    def give_up(self, folder: str) -> None:
+        """Before a first commit that is to make the table: remove the files that only this run can have written."""
 
     def expire(self, settings: TableSettings, now_ms: int, *, at_least: int = 1) -> int:
         """Give up old versions as the settings say, at least so many at once; how many."""

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -40,7 +40,7 @@ from forebay.spark.tables.delta_stats import stats_of
 from forebay.spark.tables.upkeep import remove_unnamed
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable, Field, Transaction
+    from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
     from deltalake.transaction import AddAction
 
 
@@ -71,6 +71,13 @@ _WIDER: Final = {
 """Types that hold every value of a narrower one."""
 
 
+class _Creation(NamedTuple):
+    """What a table is made with."""
+
+    schema: Schema
+    configuration: Mapping[str, str]
+
+
 def address_of_table(location: Location, name: str | tuple[str, str]) -> str:
     """Where the table of a name lies: `NAMESPACE.NAME` in the warehouse of the settings, else the address itself."""
     if isinstance(name, str) and ("/" in name or "://" in name):
@@ -94,6 +101,8 @@ class DeltaLakeTable:
         self._location = location
         self._clock = SystemClock()
         self._found: DeltaTable | None = None
+        self._creation: _Creation | None = None
+        """What a new table is made with, until it is committed."""
 
     def look(self) -> bool:
         self._found = self._at()
@@ -132,31 +141,36 @@ class DeltaLakeTable:
                 raise already_there(self.name)
             self._check_writable()
             return
-        _require()
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
+        kept = f"interval {self._location.settings().table.snapshots_kept_s} seconds"
+        configuration = {"delta.logRetentionDuration": kept, "delta.deletedFileRetentionDuration": kept, **properties}
+        self._creation = _Creation(_delta_schema(schema, self.name), configuration)
+        if new:
+            return
+        with contextlib.suppress(Overtaken):  # another was faster
+            self._create(self._creation, TableChange())
+        self._creation = None
+        self._sync(0)
+        self.look()
 
-        kept_s = self._location.settings().table.snapshots_kept_s
-        kept = f"interval {kept_s} seconds"
+    def _create(self, creation: _Creation, change: TableChange) -> None:
+        """Make the table by the commit of a change; `Overtaken` if there is one."""
+        from deltalake.exceptions import DeltaError
+        from deltalake.transaction import create_table_with_add_actions
+
         try:
-            DeltaTable.create(
+            create_table_with_add_actions(
                 self._path,
-                schema=_delta_schema(schema, self.name),
-                configuration={
-                    "delta.logRetentionDuration": kept,
-                    "delta.deletedFileRetentionDuration": kept,
-                    **properties,
-                },
+                creation.schema,
+                self._actions(change),
+                mode="error",
+                configuration=creation.configuration,
                 storage_options=self._options(),
-                raise_if_key_not_exists=False,
+                commit_properties=_no_retry(self._said(change), self._transactions(change)),
             )
         except DeltaError as error:
             if not self.look():
                 raise Unavailable(f"the Delta table {self.address} cannot be made: {error}") from error
-            if new:  # another was faster
-                raise already_there(self.name) from error
-        self._sync(0)
-        self.look()
+            raise Overtaken(str(error)) from error
 
     def _check_writable(self) -> None:
         """`Unsupported` names what the table asks of its writers that Forebay does not do."""
@@ -198,7 +212,8 @@ class DeltaLakeTable:
             self.look()
 
     def check(self, schema: pa.Schema) -> pa.Schema:
-        known = {field.name: field for field in self.table.schema().fields}
+        columns = self._creation.schema if self._creation is not None else self.table.schema()
+        known = {field.name: field for field in columns.fields}
         if known.keys() != set(schema.names):
             raise Invalid(
                 f"the table {self.name} has the columns {', '.join(known)}, the rows have {', '.join(schema.names)}: "
@@ -207,7 +222,7 @@ class DeltaLakeTable:
         for field in _delta_schema(schema, self.name).fields:
             self._check_type(field, known[field.name])
         # Files have the types of the table: what is narrower is made wider as it is written.
-        wider = pa.schema(self.table.schema())
+        wider = pa.schema(columns)
         return pa.schema([wider.field(name) for name in schema.names])
 
     def _check_type(self, ours: Field, theirs: Field) -> None:
@@ -220,7 +235,7 @@ class DeltaLakeTable:
             )
 
     def version(self) -> object:
-        return self.table.version()
+        return self.table.version() if self._creation is None else None
 
     def where(self) -> str:
         return self.table.metadata().configuration.get(WHERE, "") if self._found is not None else ""
@@ -264,6 +279,9 @@ class DeltaLakeTable:
     def folder(self, name: str) -> str:
         return f"{self.address}/{name}"
 
+    def give_up(self, folder: str) -> None:
+        """Nothing: others may write into the folder. `remove_strays` sees to it once there is a table."""
+
     def expire(self, settings: TableSettings, now_ms: int, *, at_least: int = 1) -> int:
         if self.table.version() % at_least:
             return 0  # the log is read from end to end to count: not behind every batch of a stream
@@ -293,7 +311,15 @@ class DeltaLakeTable:
         return list(self.table.vacuum(retention_hours=hours, dry_run=True, enforce_retention_duration=False))
 
     def attempt(self, change: TableChange) -> None:
-        table = self.table
+        creation, self._creation = self._creation, None
+        if creation is not None:
+            self._create(creation, change)
+        else:
+            self._add(self.table, change)
+        self.look()
+        self._sync(self.table.version())
+
+    def _add(self, table: DeltaTable, change: TableChange) -> None:
         self._claim(change)
         with _refused():
             table.create_write_transaction(
@@ -302,8 +328,6 @@ class DeltaLakeTable:
                 table.schema(),
                 commit_properties=_no_retry(self._said(change), self._transactions(change)),
             )
-        self.look()
-        self._sync(self.table.version())
 
     def _claim(self, change: TableChange) -> None:
         """Record whose table it is, before it has anything of that topic."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow as pa
 
+from forebay.clock import SystemClock
 from forebay.decoders import decoder
 from forebay.errors import Invalid
 from forebay.settings import TableSettings
@@ -34,7 +35,7 @@ from forebay.spark.tables.commit import (
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table, Transaction
+    from pyiceberg.table import CreateTableTransaction, Table, Transaction
     from pyiceberg.types import IcebergType, NestedField
 
 
@@ -56,6 +57,8 @@ class IcebergTable:
         self._location = location
         self._catalog: Catalog | None = None
         self._found: Table | None = None
+        self._creation: CreateTableTransaction | None = None
+        """What makes a new table, until it is committed."""
 
     def look(self) -> bool:
         if self._catalog is None:
@@ -72,10 +75,13 @@ class IcebergTable:
         if not new:
             self._found = catalog.create_table_if_not_exists(name, schema, properties=dict(properties))
             return
+        if self.look():
+            raise already_there(self.name)
         try:
-            self._found = catalog.create_table(name, schema, properties=dict(properties))
+            self._creation = catalog.create_table_transaction(name, schema, properties=dict(properties))
         except TableAlreadyExistsError as error:
             raise already_there(self.name) from error
+        self._found = self._creation._table  # as it will be: PyIceberg has no other name for it
 
     def _connect(self) -> Catalog:
         if self._catalog is None:
@@ -143,7 +149,8 @@ class IcebergTable:
             )
 
     def version(self) -> object:
-        return self.table.metadata.current_snapshot_id
+        # With its id: another may have made, or made again, an empty one of the same name.
+        return self.table.metadata.table_uuid, self.table.metadata.current_snapshot_id
 
     def where(self) -> str:
         return self.table.properties.get(WHERE, "") if self._found is not None else ""
@@ -176,6 +183,11 @@ class IcebergTable:
     def folder(self, name: str) -> str:
         return upkeep.own_folder(self.table, name)
 
+    def give_up(self, folder: str) -> None:
+        if self._creation is not None:  # the folder has the id of the table that was to be
+            clock = SystemClock()
+            upkeep.remove_unnamed(self.table.io, folder, tuple, grace_s=0, now_ms=clock.now_ms())
+
     def expire(self, settings: TableSettings, now_ms: int, *, at_least: int = 1) -> int:
         return upkeep.expire(self._changeable(), settings, now_ms, at_least=at_least)
 
@@ -183,19 +195,23 @@ class IcebergTable:
         return upkeep.remove_strays(self._changeable(), folder, grace_s=settings.orphan_grace_s, now_ms=now_ms)
 
     def attempt(self, change: TableChange) -> None:
-        from pyiceberg.exceptions import CommitFailedException, ValidationException
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError, ValidationException
 
-        # Else PyIceberg would try again behind whatever another has committed, and rows could be there twice.
+        creation, self._creation = self._creation, None
         table = self._changeable()
-        table.metadata.properties[_NO_RETRY] = "0"
+        if creation is None:
+            # Else PyIceberg would try again behind whatever another has committed, and rows could be there twice.
+            table.metadata.properties[_NO_RETRY] = "0"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with table.transaction() as transaction:
+                with creation or table.transaction() as transaction:
                     transaction.set_properties(self._properties(change))
                     self._put(transaction, change)
-        except (CommitFailedException, ValidationException) as error:
+        except (CommitFailedException, TableAlreadyExistsError, ValidationException) as error:
             raise Overtaken(str(error)) from error
+        if creation is not None:
+            self.look()
 
     def _properties(self, change: TableChange) -> dict[str, str]:
         """What the table is to know after the change."""

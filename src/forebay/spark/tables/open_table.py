@@ -52,18 +52,30 @@ class OpenTable:
     ) -> None:
         """Add the rows, all at once, or put them in the place of what is there. A batch is added only once.
 
-        With `new` the table is made for them: `Conflict` if it is there, or if another writes into it meanwhile.
+        With `new` the commit that brings them also makes the table, so that a run that fails leaves none: `Conflict`
+        if it is there, also if another made it meanwhile.
         """
         schema = self.make(schema_of(rows), new=new)
         if batch is not None and self.table.last_batch(batch.query_id) >= batch.number:
             return
         folder = self.table.folder(FOLDER)
-        reports = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
+        try:
+            reports = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
+        except BaseException:
+            if new:
+                self._give_up(folder)
+            raise
         self.commit([row.path for row in reports], batch, overwrite=overwrite, new=new)
         try:
             self.table.expire(self._settings, self._clock.now_ms(), at_least=EXPIRED_AT_LEAST)
         except Exception as error:  # noqa: BLE001 - the rows are in: a caller that gets a failure adds them once more
             logger.warning("%s: old snapshots are left to the next run: %s", self.name, error)
+
+    def _give_up(self, folder: str) -> None:
+        try:
+            self.table.give_up(folder)
+        except Exception as error:  # noqa: BLE001 - why the tasks failed is what the caller must see
+            logger.warning("%s: files of a failed run are left in %s: %s", self.name, folder, error)
 
     def tidy(self) -> None:
         """Expire old snapshots, and remove files that killed runs left or that only such snapshots named."""
@@ -77,7 +89,10 @@ class OpenTable:
         self.table.close()
 
     def make(self, schema: pa.Schema, *, new: bool = False) -> pa.Schema:
-        """Make the table if there is none, and the columns as its files have them; `Invalid` if they do not fit it."""
+        """Make the table if there is none, and the columns as its files have them; `Invalid` if they do not fit it.
+
+        One that is to be `new` is made by `commit`.
+        """
         self.table.make(schema, {}, new=new)
         return self.table.check(schema)
 
@@ -86,7 +101,7 @@ class OpenTable:
 
         def basis() -> object:
             known = self.table.last_batch(batch.query_id) if batch is not None else None
-            # What is put in the place of all rows is put in the place of those that were seen; a new table has none.
+            # What is put in the place of all rows is put in the place of those that were seen; a new table is ours.
             return known, self.table.version() if overwrite or new else None
 
         commit(self.table, TableChange(added=files, replace=overwrite, batch=batch), basis=basis)
