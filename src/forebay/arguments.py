@@ -34,6 +34,10 @@ S = TypeVar("S")
 
 PRODUCER_MAX = 2**64 - 1
 POSITIONS = frozenset({"earliest", "latest", "offset", "time"})
+SESSION_TIMEOUT_MS = 30_000
+"""How long a broker keeps a consumer of a subscription without a request of it, if the consumer does not say."""
+SESSION_TIMEOUT_MS_MIN = 100
+SESSION_TIMEOUT_MS_MAX = 3_600_000
 
 
 def checked_bytes(what: str, value: object) -> bytes | None:
@@ -229,6 +233,16 @@ def checked_seconds(what: str, seconds: object) -> float:
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds >= 0:
         raise Invalid(f"{what} is {seconds!r:.80}; give seconds, not below 0")
     return seconds
+
+
+def checked_session_timeout_ms(timeout_ms: object) -> int:
+    """How long a broker keeps a consumer without a request of it."""
+    if type(timeout_ms) is int and SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
+        return timeout_ms
+    raise Invalid(
+        f"session_timeout_ms is {timeout_ms!r:.80}; allowed: whole milliseconds, {SESSION_TIMEOUT_MS_MIN} to "
+        f"{SESSION_TIMEOUT_MS_MAX}"
+    )
 
 
 def checked_stop(stop: object) -> None:

@@ -149,6 +149,31 @@ def test_what_may_have_arrived_at_another_owner_is_not_replayed_elsewhere(
         assert (values(log.topic("far")), values(log.topic("other"))) == ([b"a", b"b", b"c", b"d"], [])
 
 
+def test_a_target_of_another_process_is_named_with_its_owner_and_the_way_out(tmp_path: Path) -> None:
+    shared = {
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": str(tmp_path / "store")},
+        "metadata": {"path": str(tmp_path / "meta.db")},
+    }
+    with forebay.open(tmp_path / "one", shared) as one, forebay.open(tmp_path / "two", shared) as two:
+        subscription = spent(one)
+        one.create_topic("here")
+        two.create_topic("far").append(b"its owner is two")
+
+        for _ in range(2):
+            with pytest.raises(Moved) as refused:
+                subscription.dead_letters().replay(to="far")
+            said = str(refused.value)
+            assert "dead letters of default/dead[0] stay (0 were replayed)" in said
+            assert "default/far[0] is owned by the living session" in said and str(tmp_path / "two") in said
+            assert "replay them into a topic that this process owns (to=, --to)" in said and "topic move" in said
+            assert (refused.value.topic, refused.value.partition) == ("default/far", 0)
+        assert left(subscription) == [b"a", b"b", b"c", b"d"]
+
+        assert subscription.dead_letters().replay(to="here") == 4
+        assert values(two.topic("far")) == [b"its owner is two"]
+
+
 def test_a_purge_keeps_few_places_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges = []
     delete = Topic.delete_by_offset

@@ -16,7 +16,7 @@ from typing import Self, Unpack
 from forebay.aio.deadletters import AsyncDeadLetters
 from forebay.aio.reads import UNNAMED
 from forebay.aio.workers import Workers, wake_loop
-from forebay.arguments import checked_seconds
+from forebay.arguments import SESSION_TIMEOUT_MS, checked_seconds, checked_session_timeout_ms
 from forebay.errors import Closed, Throttled
 from forebay.records import LATEST, DeliveredRecord, PeekedPage, Record, Start, SubscriptionLag
 from forebay.storage.subscriptions import (
@@ -52,8 +52,16 @@ class AsyncSubscription:
         """The definition that it goes by."""
         return self._subscription.spec
 
-    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX, who: str = UNNAMED) -> AsyncConsumer:
+    def consumer(
+        self,
+        name: str = "",
+        *,
+        unacked_max: int = UNACKED_MAX,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        who: str = UNNAMED,
+    ) -> AsyncConsumer:
         """See `Subscription.consumer`. A server says for whom it reads: its callers take turns."""
+        checked_session_timeout_ms(session_timeout_ms)
         return AsyncConsumer(self._subscription.driver, name, unacked_max, self._workers, who)
 
     async def consumers(self) -> list[str]:

@@ -31,7 +31,7 @@ from forebay.service.service import Service
 from forebay.settings import ServerSettings
 from forebay.storage.recovery import FailedShard, Recovered
 from forebay.topics import TopicName
-from forebay.wire.errors import SentError, encode_error, encode_refusal, public_message
+from forebay.wire.errors import NO_METHOD, NO_ROUTE, SentError, encode_error, encode_refusal, public_message
 
 logger = logging.getLogger(__name__)
 
@@ -366,8 +366,8 @@ def _is_loopback(address: str) -> bool:
 def _no_route(request: Request, methods: frozenset[str]) -> HttpAnswer:
     if not methods:
         return HttpAnswer(
-            404, encode_refusal("no_route", "there is no such address: GET /docs shows those that there are")
+            404, encode_refusal(NO_ROUTE, "there is no such address: GET /docs shows those that there are")
         )
     allowed = ", ".join(sorted(methods))
     message = f"{request.method:.20} is not offered here: use {allowed}"
-    return HttpAnswer(405, encode_refusal("no_method", message), headers=(("allow", allowed),))
+    return HttpAnswer(405, encode_refusal(NO_METHOD, message), headers=(("allow", allowed),))

@@ -20,14 +20,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.arguments import checked_partition, checked_position, checked_seconds
+from forebay.arguments import checked_partition, checked_position, checked_seconds, checked_session_timeout_ms
 from forebay.client.deadletters import AsyncRemoteDeadLetters, RemoteDeadLetters
 from forebay.client.loops import LoopThread
 from forebay.client.topics import TopicCalls, decoded, position_text, topic_path
 from forebay.client.transport import ATTEMPTS_MIN, HttpCall
 from forebay.errors import Closed, Conflict, ForebayError, Indeterminate, Invalid, UnknownConsumer, UnknownSubscription
 from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
-from forebay.surface.blocking import UNACKED_MAX
+from forebay.surface.blocking import SESSION_TIMEOUT_MS, UNACKED_MAX
 from forebay.topics import SubscriptionChanges, SubscriptionOptions, SubscriptionSpec, TopicName
 from forebay.wire.bodies import MediaType
 from forebay.wire.items import record_of
@@ -48,10 +48,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SESSION_TIMEOUT_S: Final = 30.0
-"""Without a request for so long the broker gives what the consumer holds to others."""
 SIGNS_OF_LIFE: Final = 3
-"""So many requests are sent in that time at least."""
+"""So many requests are sent in the time of a session at least."""
 WAIT_S: Final = 10.0
 """How long one request waits for records; then the next one asks."""
 LEAVE_S: Final = 5.0
@@ -80,9 +78,11 @@ class AsyncRemoteSubscription:
     def __repr__(self) -> str:
         return f"<AsyncRemoteSubscription {self.name} of {self._topic.name}, {self.spec.mode}>"
 
-    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> AsyncRemoteConsumer:
+    def consumer(
+        self, name: str = "", *, unacked_max: int = UNACKED_MAX, session_timeout_ms: int = SESSION_TIMEOUT_MS
+    ) -> AsyncRemoteConsumer:
         """See `surface.awaiting.Subscription.consumer`."""
-        consumer = AsyncRemoteConsumer(self._topic, self._spec, name, unacked_max)
+        consumer = AsyncRemoteConsumer(self._topic, self._spec, name, unacked_max, session_timeout_ms)
         self._topic.consumers.add(consumer)
         return consumer
 
@@ -168,7 +168,9 @@ class AsyncRemoteSubscription:
 class AsyncRemoteConsumer:
     """One consumer of a subscription on a broker. For one task at a time, but for `ack` and `nack`."""
 
-    def __init__(self, topic: TopicCalls, spec: SubscriptionSpec, name: str, unacked_max: int) -> None:
+    def __init__(
+        self, topic: TopicCalls, spec: SubscriptionSpec, name: str, unacked_max: int, session_timeout_ms: int
+    ) -> None:
         if not isinstance(name, str):
             raise Invalid(f"the name of a consumer is {type(name).__name__}, not str")
         if not isinstance(unacked_max, int) or isinstance(unacked_max, bool) or unacked_max < 1:
@@ -178,6 +180,7 @@ class AsyncRemoteConsumer:
         self._clock = topic.clock
         self._name = name
         self._unacked_max = unacked_max
+        self._session_timeout_ms = checked_session_timeout_ms(session_timeout_ms)
         self._path = f"{subscription_path(topic, spec.name)}/consumers/{topic.clock.random_bytes(12).hex()}"
         self._is_attached = False
         self._is_closed = False
@@ -291,13 +294,14 @@ class AsyncRemoteConsumer:
         fields = {
             "name": self._name,
             "unacked_max": self._unacked_max,
-            "session_timeout_ms": round(SESSION_TIMEOUT_S * 1000),
+            "session_timeout_ms": self._session_timeout_ms,
         }
         call = _sent("PUT", self._path, fields, {"id": self._spec.subscription_id})
         await called(self._topic, call, partial(decoded, AttachedConsumer))
         self._is_attached = True
         if self._living is None and not self._is_closed:
-            self._living = asyncio.create_task(_live(weakref.ref(self), self._topic, self._path))
+            pause_s = self._session_timeout_ms / 1000 / SIGNS_OF_LIFE
+            self._living = asyncio.create_task(_live(weakref.ref(self), self._topic, self._path, pause_s))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -307,10 +311,10 @@ class AsyncRemoteConsumer:
         return Closed(f'consumer "{self._name}" of the subscription {self._spec.name} is not attached')
 
 
-async def _live(consumer: weakref.ref[AsyncRemoteConsumer], topic: TopicCalls, path: str) -> None:
+async def _live(consumer: weakref.ref[AsyncRemoteConsumer], topic: TopicCalls, path: str, pause_s: float) -> None:
     """Have the broker know that a consumer is still there, until it is closed or dropped."""
     while True:
-        await asyncio.sleep(SESSION_TIMEOUT_S / SIGNS_OF_LIFE)
+        await asyncio.sleep(pause_s)
         if consumer() is None:
             with contextlib.suppress(ForebayError):
                 await topic.transport.call(HttpCall(method="DELETE", path=path), bytes)
@@ -429,9 +433,12 @@ class RemoteSubscription:
     def __repr__(self) -> str:
         return repr(self._subscription).replace("Async", "", 1)
 
-    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> RemoteConsumer:
+    def consumer(
+        self, name: str = "", *, unacked_max: int = UNACKED_MAX, session_timeout_ms: int = SESSION_TIMEOUT_MS
+    ) -> RemoteConsumer:
         """See `surface.Subscription.consumer`."""
-        return RemoteConsumer(self._subscription.consumer(name, unacked_max=unacked_max), self._loop)
+        consumer = self._subscription.consumer(name, unacked_max=unacked_max, session_timeout_ms=session_timeout_ms)
+        return RemoteConsumer(consumer, self._loop)
 
     def consumers(self) -> list[str]:
         """See `surface.Subscription.consumers`."""

@@ -3,7 +3,8 @@
 A request may be lost on its way, and so may its answer. So every request of this client may be repeated: reads are
 asked by offset, appends carry a producer and a sequence, and the rest comes to the same when it is done twice. What the
 broker refuses for now (503, 429) is tried again after the time that it names. What it refuses for good is raised at
-once. For one event loop; knows neither topics nor records.
+once. If the broker has no such address, it is older than this client, and the error says so. For one event loop; knows
+neither topics nor records.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ import httpx
 
 from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
-from forebay.errors import Closed, ForebayError, Full, Indeterminate, Invalid, Moved, Unavailable, UnknownTopic
+from forebay.errors import (
+    Closed,
+    ForebayError,
+    Full,
+    Indeterminate,
+    Invalid,
+    Moved,
+    Unavailable,
+    UnknownTopic,
+    Unsupported,
+)
 from forebay.wire.errors import decode_error
 
 T = TypeVar("T")
@@ -36,6 +47,8 @@ PAUSE_S: Final = 0.01
 PAUSE_MAX_S: Final = 2.0
 CONNECTIONS_MAX: Final = 100
 STATUS_ERROR: Final = 400
+_NOT_OFFERED: Final = (404, 405)
+"""With the code of an address, or of a method at one, that the broker does not have."""
 _UNREACHED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 """Failures before a byte of the request was sent."""
 
@@ -130,8 +143,20 @@ class HttpTransport:
             answer = await self._client.send(self._request(call))
         except httpx.HTTPError as error:
             raise _lost(call, self.url, error) from error
-        _raise_for(answer, answer.content)
+        self._raise_for(call, answer, answer.content)
         return answer.content
+
+    def _raise_for(self, call: HttpCall, answer: httpx.Response, content: bytes) -> None:
+        if answer.status_code < STATUS_ERROR:
+            return
+        error = decode_error(answer.status_code, content)
+        if answer.status_code in _NOT_OFFERED and isinstance(error, Unsupported):
+            error = error.restated(
+                f"the broker at {self.url} does not offer {call}: it is older than this client (GET /v1/health shows "
+                "its version); upgrade the broker, or use a client of its version"
+            )
+        after = answer.headers.get("retry-after", "")
+        raise RefusedCall(error, int(after) if after.isdecimal() else None)
 
     @asynccontextmanager
     async def stream(self, call: HttpCall) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -143,7 +168,7 @@ class HttpTransport:
             answer = await self._client.send(request, stream=True)
             try:
                 if answer.status_code >= STATUS_ERROR:
-                    _raise_for(answer, await answer.aread())
+                    self._raise_for(call, answer, await answer.aread())
                 yield self._pieces(call, answer)
             finally:
                 await answer.aclose()
@@ -242,13 +267,6 @@ def _is_for_now(error: ForebayError, *, is_answer: bool) -> bool:
         return any(_is_for_now(failure, is_answer=is_answer) for failure in error.append_outcome.failures.values())
     # A broker that ends may be followed by another one. A log that was closed here stays closed.
     return isinstance(error, Unavailable | Indeterminate) or (is_answer and isinstance(error, Closed))
-
-
-def _raise_for(answer: httpx.Response, content: bytes) -> None:
-    if answer.status_code < STATUS_ERROR:
-        return
-    after = answer.headers.get("retry-after", "")
-    raise RefusedCall(decode_error(answer.status_code, content), int(after) if after.isdecimal() else None)
 
 
 def _lost(call: HttpCall, url: str, error: httpx.HTTPError) -> ForebayError:

@@ -393,7 +393,14 @@ class DeadLetters:
         if target.name == self.topic:
             raise Invalid(f"dead letters in {self.topic} come from it: name a topic to replay them into")
         producer = replayer_of(self._topic.spec.topic_id, partition, target.spec.topic_id)
-        target.acquire()
+        try:
+            target.acquire()
+        except Moved as error:
+            raise error.restated(
+                f"dead letters of {self.topic}[{partition}] stay ({before} were replayed): their target has another "
+                f"owner: {error}; or replay them into a topic that this process owns (to=, --to), or have one process "
+                'own both topics ("forebay topic move")'
+            ) from error
         lasts = [target.last_sequence(producer, place) for place in range(target.partitions)]
         note = _ReplayNote(
             target=target.name,

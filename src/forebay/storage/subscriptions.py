@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, Unpack
 import msgspec
 
 from forebay.appends.queue import record_bytes
-from forebay.arguments import checked_seconds
+from forebay.arguments import SESSION_TIMEOUT_MS, checked_seconds, checked_session_timeout_ms
 from forebay.clock import Clock
 from forebay.engines import ReadShard
 from forebay.errors import Closed, Conflict, ForebayError, Indeterminate, Invalid, Unavailable, UnknownSubscription
@@ -819,12 +819,16 @@ class Subscription:
     def __repr__(self) -> str:
         return f"<Subscription {self.name} of {self.driver.topic.name}, {self.spec.mode}>"
 
-    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> Consumer:
+    def consumer(
+        self, name: str = "", *, unacked_max: int = UNACKED_MAX, session_timeout_ms: int = SESSION_TIMEOUT_MS
+    ) -> Consumer:
         """A consumer, for a `with` statement. It is given at most `unacked_max` records that it has not acknowledged.
 
         It is attached by `with`, or by its first `take`. That acquires the partitions of the topic, as an append does:
         `Moved` if another process owns one. In mode `exclusive` a second consumer is a `Conflict`.
+        `session_timeout_ms` is for consumers of a broker: this one is there as long as its process.
         """
+        checked_session_timeout_ms(session_timeout_ms)
         return Consumer(self.driver, name, unacked_max)
 
     def consumers(self) -> list[str]:

@@ -46,6 +46,7 @@ PAGE_RECORDS = 10_000
 PAGE_BYTES = 1024 * 1024
 PAGE_LOADS = 1_000
 UNACKED_MAX = 1_000
+SESSION_TIMEOUT_MS = 30_000
 
 
 class Stream(Protocol[T_co]):
@@ -348,8 +349,14 @@ class Subscription(Protocol):
     def spec(self) -> SubscriptionSpec:
         """The definition of the subscription."""
 
-    def consumer(self, name: str = "", *, unacked_max: int = UNACKED_MAX) -> Consumer:
-        """A consumer, which is given at most `unacked_max` records that it has not acknowledged."""
+    def consumer(
+        self, name: str = "", *, unacked_max: int = UNACKED_MAX, session_timeout_ms: int = SESSION_TIMEOUT_MS
+    ) -> Consumer:
+        """A consumer, which is given at most `unacked_max` records that it has not acknowledged.
+
+        A broker that gets no request of it for `session_timeout_ms` (100 ms to an hour) gives what it holds to others:
+        its process was killed, or cannot reach the broker. One of an embedded log is there as long as its process.
+        """
 
     def consumers(self) -> list[str]:
         """The names of the consumers that are attached, in the order in which they came."""

@@ -43,6 +43,10 @@ from forebay.errors import (
     UnsupportedFormat,
 )
 
+NO_ROUTE: Final = "no_route"
+"""The code of an answer to an address that a broker does not have."""
+NO_METHOD: Final = "no_method"
+"""The code of an answer to a method that a broker does not offer at that address."""
 RETRY_SECONDS: Final = 1
 """When to try again, where the error does not say."""
 
@@ -83,7 +87,7 @@ ERROR_TABLE: Final = (
     ErrorRow(Full, "full", 507),
 )
 _BY_KIND: Final = {row.kind: row for row in ERROR_TABLE}
-_BY_CODE: Final = {row.code: row for row in ERROR_TABLE}
+_BY_CODE: Final = {row.code: row for row in ERROR_TABLE} | dict.fromkeys((NO_ROUTE, NO_METHOD), _BY_KIND[Unsupported])
 _BY_STATUS: Final = {row.status: row for row in reversed(ERROR_TABLE)}
 """The first row of each status: what a status without a body of ours stands for."""
 

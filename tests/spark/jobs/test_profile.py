@@ -17,13 +17,15 @@ from pyspark.sql import SparkSession
 import forebay
 from forebay.disk import SystemDisk
 from forebay.errors import Invalid
+from forebay.records import Gap, Reason
 from forebay.spark.jobs import profile
 from forebay.spark.jobs.frames import look_at
 from forebay.spark.jobs.profile.tallies import LATE_SECONDS, Tally, merged, size_at, tallied
+from forebay.spark.jobs.report import JobReport
 from forebay.spark.jobs.units import UnitOutcome
 from forebay.spark.place.location import Location
 from forebay.testing.inside import inside
-from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, noted_reads
+from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, noted_reads, skip_offsets
 
 
 @pytest.fixture
@@ -208,16 +210,53 @@ def test_a_condition_and_columns_choose_what_is_counted(
     assert [part.figures["records"] for part in none.parts[:2]] == [0, 0]
 
 
+def _here(spark: object, units: Sequence[Any], work: Any, **_: object) -> list[UnitOutcome[Any, Any]]:
+    """What tasks do, done in this process."""
+    return [UnitOutcome(unit, work(unit), None) for unit in units]
+
+
+def test_damage_beside_a_known_loss_is_a_finding_with_a_condition_as_without(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a condition, what else could not be read in a partition with a known loss was a line in the log alone."""
+    with forebay.open(str(path), SETTINGS) as log:
+        filled = Filled(log, "shop/orders")
+        filled.many(100)
+        filled.seal()
+    skip_offsets(path, filled.topic.spec, Gap(100, 150, Reason.LOST))
+    with forebay.open(str(path), SETTINGS) as log:
+        filled.topic = log.topic("shop/orders")
+        filled.many(50)
+        filled.seal()
+        filled.topic.append(b"to be damaged")
+        log.seal_topic("shop/orders")
+    monkeypatch.setattr(profile, "spread", _here)
+    spark: Any = None  # keys are not counted: it is not asked
+    options: list[dict[str, Any]] = [{}, {"where": "offset >= 0"}, {"where": "offset >= 0", "resume": f"{tmp_path}/n"}]
+
+    def reports() -> list[JobReport]:
+        found = [profile.run(spark, Location.of(path), ["shop/orders"], columns=["value"], **o) for o in options]
+        assert len({report.figures["records"] for report in found}) == 1
+        return found
+
+    for report in reports():
+        assert report.is_clean and report.figures["records"] == 152, report.lines()
+    (tmp_path / "n").unlink()  # what was counted before is not read again
+    flip_a_bit(path / "shards", b"to be damaged")
+    for report in (*reports(), *reports()):
+        (finding,) = report.findings
+        assert (finding.shard, finding.what) == ("shop/orders[0]", "1 records cannot be read")
+    elsewhere = profile.run(spark, Location.of(path), ["shop/orders"], columns=["value"], where="offset < 120")
+    assert elsewhere.is_clean and elsewhere.figures["records"] == 100
+
+
 def test_a_condition_is_counted_without_the_segments_that_cannot_meet_it(
     log: forebay.Storage, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled = _fill(log)
     read = noted_reads(monkeypatch)
 
-    def here(spark: object, units: Sequence[Any], work: Any, **_: object) -> list[UnitOutcome[Any, Any]]:
-        return [UnitOutcome(unit, work(unit), None) for unit in units]
-
-    monkeypatch.setattr(profile, "spread", here)
+    monkeypatch.setattr(profile, "spread", _here)
     spark: Any = None  # keys are not counted: it is not asked
 
     def count(where: str) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+OnMissing: TypeAlias = Callable[[int], None]
+
 ROWS_ENOUGH: Final = 2048
 """Smaller batches are put together: each one costs Spark a fixed price."""
 WAIT_SECONDS: Final = 10.0
@@ -43,19 +45,24 @@ _ENDED: Final = (Reason.DELETED, Reason.CAP, Reason.TTL)
 """Why records that were there are not any more, without any fault."""
 
 
-def read_split(split: Split) -> Iterator[pa.RecordBatch]:
-    """The records of the split, part after part. `DataLoss` names what cannot be read."""
+def read_split(split: Split, on_missing: OnMissing | None = None) -> Iterator[pa.RecordBatch]:
+    """The records of the split, part after part. `DataLoss` names what cannot be read.
+
+    A split that goes on without them has `on_missing` called with how many offsets of history they are, as far as
+    history does not say already that they are lost.
+    """
     with opened_to_read(split.location, {part.topic_id: part.topic for part in split.parts}) as found:
         for part in split.parts:
-            yield from _PartRead(found, split, part).batches()
+            yield from _PartRead(found, split, part, on_missing).batches()
 
 
 class _PartRead:
     """One part on its way: what was seen of it, and what is missing for a reason."""
 
-    def __init__(self, found: ReadPlace, split: Split, part: Part) -> None:
+    def __init__(self, found: ReadPlace, split: Split, part: Part, on_missing: OnMissing | None) -> None:
         self._split = split
         self._part = part
+        self._on_missing = on_missing
         self._shown_rows = 0
         self._left_out = 0
         """Records that ended before this was planned, or that the filters do not let through."""
@@ -199,6 +206,19 @@ class _PartRead:
             )
         why = "failOnDataLoss is false" if is_loss else "records of its durability class may go with their process"
         logger.warning("%s: %d offsets skipped, since %s", what, unexplained, why)
+        if self._on_missing is not None and piece.descriptor is not None and not self._is_named(gap, piece):
+            self._on_missing(unexplained)
+
+    def _is_named(self, gap: Gap, piece: ScanPiece) -> bool:
+        """Whether history says that these offsets have no record: its catalog, or the index of the segment."""
+        if piece.gap is not None:
+            return True
+        try:
+            segment = self._reader.segment(piece)
+            gaps = segment.index().gaps if segment is not None else ()
+        except (Corrupt, BlobMissing, BlobChanged, FileNotFoundError):
+            return False
+        return any(named.start <= gap.start and gap.stop <= named.stop for named in gaps)
 
     def _ended_since(self, gap: Gap, count: int) -> None:
         """Take note of records that were there when this was planned; fail for them, unless asked to go on."""
@@ -210,6 +230,8 @@ class _PartRead:
                 f"{what}: they {how}; load it again, or set failOnDataLoss to false to go on without them"
             )
         logger.warning("%s: they %s; %d offsets skipped, since failOnDataLoss is false", what, how, count)
+        if self._on_missing is not None:
+            self._on_missing(count)
 
     def _shown(self, batch: Batch) -> pa.RecordBatch | None:
         """What passes of some records, as Spark wants it."""

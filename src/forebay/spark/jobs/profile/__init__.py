@@ -18,7 +18,6 @@ import msgspec
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk, replace_file
 from forebay.inspection.findings import Finding, Severity
-from forebay.records import Reason
 from forebay.spark.jobs.frames import frame_of, look_at
 from forebay.spark.jobs.profile.page import KeyCounts, ReportPage, TopicPage, page_of, require_plots
 from forebay.spark.jobs.profile.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
@@ -68,17 +67,8 @@ class _Wanted(NamedTuple):
 
     def splits(self, snapshot: Snapshot, number: int, start: int, stop: int) -> list[Split]:
         """The read of some offsets of a partition; none if no record there may be wanted."""
-        pieces = snapshot.shards[number].pieces
-        # What is missing of all records shows by their number. Of some it does not: then what cannot be read fails,
-        # unless it is known already to be lost.
-        is_known = any(piece.gap is not None and piece.gap.reason in (Reason.LOST, Reason.DAMAGED) for piece in pieces)
-        return plan(
-            snapshot,
-            [Range(number, start, stop)],
-            columns=self.columns,
-            filters=self.filters,
-            fail_on_data_loss=self.where is not None and not is_known,
-        )
+        ranges = [Range(number, start, stop)]
+        return plan(snapshot, ranges, columns=self.columns, filters=self.filters, fail_on_data_loss=False)
 
     def stretches(self, view: ShardView) -> list[_Stretch]:
         """A partition in parts that are counted each by itself.
@@ -225,8 +215,10 @@ def _counted(
             what = f"some of it is not counted: {error}"
             findings.append(Finding(severity=Severity.ERROR, what=what, next_step=LOOK, shard=place))
             continue
-        if tally.records < unit.expected:
-            what = f"{unit.expected - tally.records} records cannot be read"
+        # What is missing of all records shows by their number, of some by what the read could not look at.
+        missing = tally.missing if wanted.where is not None else unit.expected - tally.records
+        if missing > 0:
+            what = f"{missing} records cannot be read"
             findings.append(Finding(severity=Severity.ERROR, what=what, next_step=LOOK, shard=place))
         elif unit.name:
             known.add(unit.name, tally)
@@ -236,8 +228,10 @@ def _counted(
 
 def count(unit: Counted) -> Tally:
     """What a task does."""
-    batches = (batch for split in pickle.loads(unit.splits) for batch in read_split(split))
-    return tallied(batches, bucket_ms=unit.bucket_ms, newest=unit.newest)
+    missing: list[int] = []
+    batches = (batch for split in pickle.loads(unit.splits) for batch in read_split(split, missing.append))
+    found = tallied(batches, bucket_ms=unit.bucket_ms, newest=unit.newest)
+    return msgspec.structs.replace(found, missing=sum(missing))
 
 
 def bucket_of(snapshot: Snapshot) -> int:
@@ -257,8 +251,7 @@ def _units(snapshot: Snapshot, bucket_ms: int, wanted: _Wanted) -> Iterator[Coun
             if not splits:
                 continue
             name, sent = wanted.name(stretch, bucket_ms), pickle.dumps(splits)
-            expected = stretch.expected if wanted.where is None else 0
-            yield Counted(number, sent, stretch.newest, bucket_ms, _bytes_of(splits), name, expected)
+            yield Counted(number, sent, stretch.newest, bucket_ms, _bytes_of(splits), name, stretch.expected)
 
 
 def _bytes_of(splits: Sequence[Split]) -> int:

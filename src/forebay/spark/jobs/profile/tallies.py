@@ -39,6 +39,8 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, int] = msgspec.field(default_factory=dict)
     late: tuple[int, ...] = (0,) * (len(LATE_SECONDS) + 1)
     late_max_ms: int = 0
+    missing: int = 0
+    """Offsets of history that could not be read, as far as those were looked at."""
 
 
 def tallied(batches: Iterable[pa.RecordBatch], *, bucket_ms: int, newest: int = BEFORE_ALL) -> Tally:

@@ -269,8 +269,17 @@ class TopicSource:
         if self.choice.columns:
             frame = frame.select(*(quoted(name) for name, _ in self.columns))
         if self.watermark is not None:
-            frame = frame.withWatermark(str(self.watermark.column), str(self.watermark.delay))
+            return self._marked(frame, self.watermark)
         return frame
+
+    def _marked(self, frame: DataFrame, marked: Watermark) -> DataFrame:
+        """The frame with its watermark. Spark splits the name there at dots, quoted or not: it gets one without."""
+        (name,) = (name for name in frame.columns if name.lower() == marked.column.lower())
+        plain = "watermark"
+        while plain in (one.lower() for one in frame.columns):
+            plain += "_"
+        renamed = frame.withColumnRenamed(name, plain).withWatermark(plain, str(marked.delay))
+        return renamed.withColumnRenamed(plain, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
