@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
+import pytest
+
 import forebay
+from forebay import aio
 from forebay.subscriptions.dispatch import PAGES_KEPT_MAX
+from forebay.wal.log import Wal
 from tests.support.waiting import PATIENCE
 
 WINDOW = 100
@@ -87,6 +92,31 @@ def test_a_take_finds_what_was_appended_before_the_appends_waker_was_called() ->
             subscription.driver.dispatch.partitions[0].has_news = False
 
             assert [one.record.offset for one in consumer.take()] == [9, 10, 11, 12]
+
+
+def test_the_loop_of_a_consumer_does_not_write_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In class `memory` appends are acknowledged in the queue: a thread writes them, and the take finds them."""
+    writers = set[int]()
+    commit = Wal.commit
+
+    def noted(wal: Wal) -> None:
+        writers.add(threading.get_ident())
+        commit(wal)
+
+    async def work() -> list[bytes | None]:
+        async with aio.open(str(tmp_path / "data")) as log:
+            topic = await log.create_topic("ticker", dispatch="non_reliable", durability="memory")
+            subscription = await topic.subscribe("screen")
+            found = list[bytes | None]()
+            async with subscription.consumer() as consumer:
+                monkeypatch.setattr(Wal, "commit", noted)
+                for number in range(20):
+                    await topic.append(b"%d" % number)
+                    found += [one.record.value for one in await consumer.take(wait_s=PATIENCE)]
+            return found
+
+    assert asyncio.run(work()) == [b"%d" % number for number in range(20)]
+    assert threading.get_ident() not in writers
 
 
 def test_nothing_is_stored_but_the_definition(tmp_path: Path) -> None:

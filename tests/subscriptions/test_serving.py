@@ -114,6 +114,76 @@ def test_a_consumer_that_holds_all_it_may_gets_its_records_again_after_the_time_
             assert [one.attempt for one in consumer.take(wait_s=10)] == [2]
 
 
+class Woken(list[int]):
+    """Consumers by their number that wait, and which of them were woken."""
+
+    def __init__(self, dispatch: Dispatch, *consumers: int) -> None:
+        self.dispatch = dispatch
+        for consumer in consumers:
+            self.wait(consumer)
+
+    def wait(self, consumer: int) -> None:
+        self.dispatch.wait(consumer, lambda: self.append(consumer))
+
+
+def keyed(log: forebay.Storage, *keys: bytes) -> tuple[Topic, SubscriptionDriver, list[int]]:
+    """A topic with a record of each key, and four consumers of it."""
+    topic = log.create_topic("shop/orders")
+    topic.append_many([b"v"] * len(keys), keys=list(keys), partition=0)
+    driver = topic.subscribe("billing", start=EARLIEST, mode="key_shared").driver
+    return topic, driver, [driver.attach(str(number), 2) for number in range(4)]
+
+
+def test_of_consumers_that_wait_for_keys_one_is_woken_if_there_is_one_that_it_may_take() -> None:
+    with forebay.open(":memory:") as log:
+        _, driver, (first, second, third, fourth) = keyed(log, b"a", b"b", b"c", b"c")
+        assert [one.record.offset for one in driver.pull(first, 2)] == [0, 1]
+        assert [one.record.offset for one in driver.pull(second, 1)] == [2]
+        woken = Woken(driver.dispatch, third, fourth)
+
+        # The record that is left is of a key that another has.
+        driver.ack(first, {0: [0, 1]})
+        driver.dispatch.unwait(first, is_leaving=True)
+        assert woken == []
+
+        driver.ack(second, {0: [2]})
+        assert woken == [third]
+        assert [one.record.offset for one in driver.pull(third, 2)] == [3]
+
+
+def test_a_record_of_a_key_that_a_consumer_has_wakes_that_one() -> None:
+    """Another consumer reads it, and may not take it."""
+    with forebay.open(":memory:") as log:
+        topic, driver, (first, second, third, _) = keyed(log, b"a")
+        assert len(driver.pull(second, 2)) == 1
+        woken = Woken(driver.dispatch, first, second, third)
+
+        topic.append(b"v", key=b"a")
+        assert woken == [first]
+        woken.wait(first)
+        assert driver.pull(first, 2) == []
+
+        assert woken == [first, second]
+        assert [one.record.offset for one in driver.pull(second, 2)] == [1]
+
+
+@pytest.mark.parametrize("mode", ["shared", "key_shared", "exclusive"])
+def test_a_consumer_that_holds_all_it_may_is_woken_by_its_own_answers_alone(mode: str) -> None:
+    with forebay.open(":memory:") as log:
+        topic = topic_in(log, 1)
+        driver = topic.subscribe("billing", start=EARLIEST, mode=mode).driver
+        number = driver.attach("busy", 1)
+        assert len(driver.pull(number, 1)) == 1
+        woken = Woken(driver.dispatch, number)
+        if mode != "exclusive":
+            topic.append(b"next")
+            assert woken == []
+
+        driver.ack(number, {0: [0]})
+
+        assert woken == [number]
+
+
 def test_consumers_of_a_paused_subscription_wait_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A delivery whose time-out ends meanwhile is no reason to look all the time."""
     with forebay.open(":memory:") as log:

@@ -263,6 +263,42 @@ def test_records_without_a_key_go_to_any_consumer() -> None:
     assert it.take(C, 9, 0).offsets == [2]
 
 
+@pytest.mark.parametrize("others", [1, 40])
+def test_a_take_looks_at_no_record_of_keys_that_are_with_others(others: int) -> None:
+    """Each record is looked at once or twice until it is done, however many consumers ask in vain meanwhile."""
+    count, keys = 4_000, 64
+    it = Window(0, WindowLimits(records_max=count), by_key=True)
+    for first in range(0, count, 500):
+        offsets = np.arange(first, first + 500)
+        it.offer([(first, first + 500)], first + 500, (offsets % keys).astype(np.uint16))
+    done = 0
+
+    while done < count:
+        holding = [it.take(consumer, 16, 0).offsets for consumer in range(1, 5)]
+        assert any(holding)
+        assert [taken for consumer in range(10, 10 + others) for taken in it.take(consumer, 16, 0).offsets] == []
+        done += sum(it.ack(consumer, taken) for consumer, taken in enumerate(holding, 1))
+
+    assert it.examined <= 2 * count + keys
+
+
+def test_the_first_ready_record_of_a_key_is_found_whatever_became_of_those_before() -> None:
+    it = keyed(1, 1, 1, 1, 1, 2)
+    assert it.take(A, 3, 0).offsets == [0, 1, 2]
+
+    # Back in another order, one is done by a late ack, and the arrays move on.
+    it.nack(A, [2], 0, 0)
+    it.nack(A, [0], 0, 0)
+    it.ack(A, [0, 1])
+    it.offer([(6, 90)], 90, np.full(84, 1, np.uint16))
+
+    assert it.cursor == 2
+    assert it.take(B, 4, 0).offsets == [2, 3, 4, 5]
+    assert it.take(C, 9, 0).offsets == []
+    it.ack(B, [2, 3, 4])
+    assert it.take(C, 2, 0).offsets == [6, 7]
+
+
 # The model
 
 

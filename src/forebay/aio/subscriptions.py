@@ -145,9 +145,9 @@ class AsyncConsumer:
         while True:
             woken = loop.create_future()
             waker = partial(wake_loop, loop, partial(_wake, woken))
-            is_leaving = True
+            is_leaving, number = True, self._number
             # Before the look: what comes after it wakes.
-            dispatch.wait(self._number, waker)
+            dispatch.wait(number, waker)
             try:
                 found = await self._pull_in_turn(count, bytes_max, deadline)
                 pause = pause_s(dispatch, deadline - loop.time())
@@ -156,7 +156,7 @@ class AsyncConsumer:
                 await asyncio.wait([woken], timeout=pause)
                 is_leaving = False
             finally:
-                dispatch.unwait(waker, is_leaving=is_leaving)
+                dispatch.unwait(number, is_leaving=is_leaving)
 
     def __aiter__(self) -> AsyncIterator[DeliveredRecord]:
         return self.each()

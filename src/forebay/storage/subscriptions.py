@@ -387,7 +387,7 @@ class SubscriptionDriver:
         is_stored_first = self.dispatch.is_careful() and self.dispatch.has_work()
         if self._claims_look() or is_stored_first or self._has_letters():
             return None
-        self._catch_up()
+        self._catch_up_cached()
         while not (claimed := self.dispatch.claim(consumer, count)):
             wanted = self.dispatch.wanted(consumer)
             if wanted is None:
@@ -417,6 +417,17 @@ class SubscriptionDriver:
             shard = self.topic.shard_if_open(number)
             if shard is not None:
                 self.dispatch.catch_up(number, shard.published())
+
+    def _catch_up_cached(self) -> None:
+        """As `_catch_up`, by what can be read now: what is only queued is not written, a thread does that."""
+        if not self.dispatch.is_lossy:
+            return
+        for number in self.dispatch.partitions:
+            shard = self.topic.shard_if_open(number)
+            if shard is not None:
+                self.dispatch.catch_up(number, shard.reach().head)
+                # Where more is queued, memory has not got it, and so a thread is asked.
+                self.dispatch.has_more(number)
 
     def _deliver_once(self, claimed: Iterable[Claimed]) -> None:
         """Where records are delivered at most once: these are done, whatever becomes of them."""
@@ -531,10 +542,13 @@ class SubscriptionDriver:
         found = self._at_hand(claim)
         missing = [offset for offset in claim.offsets if offset not in found]
         while missing and (bytes_max is None or _size_before(missing[0], found) < bytes_max):
+            ended = self._ended(claim.partition)
             page, _ = self.topic.batch_page(
                 claim.partition, missing[0], records_max=LOOP_RECORDS_MAX, bytes_max=PAGE_BYTES
             )
-            found.update(records_of(claim._replace(offsets=missing, pages=(KeptPage(page, None),))))
+            kept = KeptPage(page, ended)
+            self.dispatch.keep(claim.partition, kept)
+            found.update(records_of(claim._replace(offsets=missing, pages=(kept,))))
             missing = [offset for offset in missing if offset >= max(page.next, missing[0] + 1)]
         return found
 
@@ -542,11 +556,11 @@ class SubscriptionDriver:
 
     def ack(self, consumer: int, done: Mapping[int, Sequence[int]]) -> int:
         """See `Consumer.ack`. Never waits."""
-        return self._counted(self.dispatch.ack(consumer, done))
+        return self._counted(consumer, self.dispatch.ack(consumer, done))
 
     def ack_up_to(self, consumer: int, partition: int, offset: int) -> int:
         """See `Consumer.ack_cumulative`. Never waits."""
-        return self._counted({partition: self.dispatch.ack_up_to(consumer, partition, offset)})
+        return self._counted(consumer, {partition: self.dispatch.ack_up_to(consumer, partition, offset)})
 
     def nack(
         self,
@@ -557,19 +571,26 @@ class SubscriptionDriver:
         attempts: Mapping[int, Sequence[int]] | None = None,
     ) -> int:
         """See `Consumer.nack`. Never waits."""
-        return self._counted(self.dispatch.nack(consumer, failed, delay_ms, checked_error(error), attempts))
+        counted = self.dispatch.nack(consumer, failed, delay_ms, checked_error(error), attempts)
+        return self._counted(consumer, counted, is_delayed=True)
 
     def give_back(self, consumer: int, delivered: Sequence[DeliveredRecord]) -> None:
         """Records that did not reach their consumer are due again. Never waits."""
         for partition, offsets in by_partition(delivered).items():
             self.dispatch.give_back(consumer, partition, offsets)
 
-    def _counted(self, counted: Mapping[int, int]) -> int:
-        """Note what changed, and have others that wait look: there is room, or a key is free."""
+    def _counted(self, consumer: int, counted: Mapping[int, int], *, is_delayed: bool = False) -> int:
+        """Note what changed, and have others that wait look: there is room, or a key is free.
+
+        With `is_delayed` all of them: a record may be due earlier than they wait.
+        """
         changed = [partition for partition, count in counted.items() if count]
         if changed:
             self.note(changed)
-            self.dispatch.wake()
+            if is_delayed:
+                self.dispatch.wake_all()
+            else:
+                self.dispatch.wake_after(consumer)
         return sum(counted.values())
 
     def note(self, partitions: Iterable[int]) -> None:
@@ -919,18 +940,18 @@ class Consumer:
         deadline = clock.monotonic() + wait_s
         while True:
             self._woken.clear()
-            is_leaving = True
+            is_leaving, number = True, self._number
             # Before the look: what comes after it wakes.
-            dispatch.wait(self._number, waker)
+            dispatch.wait(number, waker)
             try:
-                found = self._driver.pull(self._number, count)
+                found = self._driver.pull(number, count)
                 pause = pause_s(dispatch, deadline - clock.monotonic())
                 if found or pause is None:
                     return found
                 self._woken.wait(pause)
                 is_leaving = False
             finally:
-                dispatch.unwait(waker, is_leaving=is_leaving)
+                dispatch.unwait(number, is_leaving=is_leaving)
 
     def __iter__(self) -> Iterator[DeliveredRecord]:
         return self.each()

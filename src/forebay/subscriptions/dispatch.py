@@ -7,9 +7,9 @@ call is short, so that an event loop may make it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections import deque
+from bisect import bisect_left
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -34,6 +34,8 @@ LETTERS_RETRY_MS: Final = 1_000
 """So long spent records wait that could not be sent to their dead-letter topic."""
 LOST_LOG_MS: Final = 10_000
 """So often a line in the log says how much slow consumers have missed."""
+BETWEEN_MAX: Final = 8
+"""Records that lie closer than so are made together, with those between them: that is quicker than each alone."""
 PAGES_KEPT_MAX: Final = 4
 """Pages of a partition that are kept until their records are delivered; what is older is read again."""
 
@@ -107,7 +109,14 @@ class ServedPartition:
         self.has_news = True
         """Whether there may be records behind the window. Any thread sets it, without the lock."""
         self.pages: deque[KeptPage] = deque(maxlen=PAGES_KEPT_MAX)
+        """The one that was used last is the last."""
         self.is_blocked = False
+
+    def use_pages(self, offsets: Sequence[int]) -> None:
+        """Records at these offsets, in order, are delivered now: the pages that have them are of use. With the lock."""
+        for kept in [kept for kept in self.pages if _has_any(kept.page, offsets)]:
+            self.pages.remove(kept)
+            self.pages.append(kept)
 
     def published(self) -> None:
         """A waker of the shard: records have come. Runs in the thread of a writer, without a lock."""
@@ -136,9 +145,10 @@ class Dispatch:
         self._abandoned: deque[int] = deque()
         self._served: dict[int, ServedPartition] = {}
         self._turn = 0
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._wakes_one = spec.mode is SubscriptionMode.SHARED
-        """Any of those that wait may take what comes, so one is enough."""
+        self._waiting: OrderedDict[int, Callable[[], None]] = OrderedDict()
+        """By consumer, in the order in which they came to wait. Each call of it is one step for all threads."""
+        self._full: dict[int, Callable[[], None]] = {}
+        """Those that wait and could not take a record that comes: they hold all they may, or deliveries pause."""
         self._reports: deque[tuple[str, tuple[object, ...]]] = deque()
         """Lines for the operator, logged once the lock is free."""
 
@@ -158,7 +168,7 @@ class Dispatch:
                 served.has_news = True
                 self._see_to_spent(served, SpentReason.ACK_TIMEOUT)
         self._report()
-        self._wake_all()
+        self.wake_all()
 
     def now_ms(self) -> int:
         """The time that windows go by."""
@@ -195,7 +205,7 @@ class Dispatch:
             self._leave_abandoned()
             is_last = not self._consumers
         self._report()
-        self._wake_all()
+        self.wake_all()
         return is_last
 
     def abandon(self, consumer: int) -> None:
@@ -265,6 +275,7 @@ class Dispatch:
                     limit = min(left, ATTEMPTS_STORED_MAX - served.window.counts.held)
                 taken = served.window.take(consumer, max(limit, 0), now)
                 if taken.offsets:
+                    served.use_pages(taken.offsets)
                     claimed.append(Claimed(served.number, *taken, tuple(served.pages)))
                     left -= len(taken.offsets)
                 if not served.window.counts.ready:
@@ -317,7 +328,18 @@ class Dispatch:
                 served.has_news = True
             self._name_gaps(served, page.events, before, end)
             self._see_to_spent(served, SpentReason.PROCESS_ENDED)
+            holders = served.window.due_holders()
+        for consumer in holders:
+            # The caller may not take what it has read of their keys.
+            self._wake_consumer(consumer)
         self._report()
+
+    def keep(self, partition: int, kept: KeptPage) -> None:
+        """A page was read again, for records that were claimed: others of it may be claimed next."""
+        with self._lock:
+            served = self._served.get(partition)
+            if served is not None and served.window.counts.ready and kept.page.batches:
+                served.pages.append(kept)
 
     def ack(self, consumer: int, done: Mapping[int, Sequence[int]]) -> dict[int, int]:
         """Offsets by partition are done; how many of them counted."""
@@ -382,7 +404,7 @@ class Dispatch:
                 if self.is_lossy:
                     # The others counted as delivered already.
                     self._lose(served, len(offsets) - back)
-        self.wake()
+        self.wake_after(consumer)
 
     def gone(self, partition: int, offsets: Sequence[int]) -> None:
         """Records that were to be delivered do not exist any more: they were deleted or evicted."""
@@ -476,47 +498,59 @@ class Dispatch:
 
     def wait(self, consumer: int, waker: Callable[[], None]) -> None:
         """Have `waker` called once, by any thread, when a look is worth it. It is quick and takes no lock."""
-        if self._wakes_one:
+        if not self._spec.mode.has_one:
             with self._lock:
                 if self._allowed(consumer, 1) <= 0:
                     # It could not take what comes, and would keep it from another that waits.
+                    self._full[consumer] = waker
                     return
-        self._waiting.append(waker)
+        self._waiting[consumer] = waker
 
-    def unwait(self, waker: Callable[[], None], *, is_leaving: bool) -> None:
-        """Do not call it any more. One that leaves has another look if there is something left."""
-        with contextlib.suppress(ValueError):
-            # Else it was called.
-            self._waiting.remove(waker)
+    def unwait(self, consumer: int, *, is_leaving: bool) -> None:
+        """Do not call its waker any more. One that leaves has another look if there is something left."""
+        self._waiting.pop(consumer, None)
+        self._full.pop(consumer, None)
         if is_leaving and self._waiting and not self._spec.mode.has_one and self.has_work():
             self.wake()
 
     def wake(self) -> None:
-        """Have one that waits look, or all where not each of them may take what has come."""
-        if not self._wakes_one:
-            self._wake_all()
+        """Have one that waits look, or all where one consumer gets everything. Takes no lock."""
+        if self._spec.mode.has_one:
+            self.wake_all()
             return
         try:
-            waker = self._waiting.popleft()
-        except IndexError:
+            _, waker = self._waiting.popitem(last=False)
+        except KeyError:
             return
         waker()
 
-    def _wake_all(self) -> None:
-        # As many as wait now: one that is called may wait again at once.
-        for _ in range(len(self._waiting)):
-            try:
-                waker = self._waiting.popleft()
-            except IndexError:
-                return
-            waker()
+    def wake_after(self, consumer: int) -> None:
+        """A consumer has less than before: it may take more, and another what waited for its keys or for room."""
+        self._wake_consumer(consumer)
+        if self._waiting and self.has_work():
+            self.wake()
+
+    def wake_all(self) -> None:
+        """Have all that wait look, and see for how long they wait next."""
+        for waiting in (self._waiting, self._full):
+            # As many as wait now: one that is called may wait again at once.
+            for consumer in list(waiting):
+                waker = waiting.pop(consumer, None)
+                if waker is not None:
+                    waker()
+
+    def _wake_consumer(self, consumer: int) -> None:
+        for waiting in (self._waiting, self._full):
+            waker = waiting.pop(consumer, None)
+            if waker is not None:
+                waker()
 
     def has_work(self) -> bool:
-        """Whether there are records for consumers, or may be behind a window."""
+        """Whether there are records that any consumer may take, or may be behind a window."""
         now = self.now_ms()
         with self._lock:
             return not self._spec.is_paused and any(
-                served.window.is_due(now) or (served.has_news and served.window.room > 0)
+                served.window.is_free(now) or (served.has_news and served.window.room > 0)
                 for served in self._in_turn(now)
             )
 
@@ -679,14 +713,29 @@ def slots_of(page: Page) -> Slots:
 
 def records_of(claimed: Claimed) -> dict[int, Record]:
     """Those of the claimed records that its pages have, by offset. For a driver, without the lock: it takes time."""
-    wanted = set(claimed.offsets)
+    wanted = claimed.offsets
     found: dict[int, Record] = {}
     for batch in [batch for kept in claimed.pages for batch in kept.page.batches]:
-        inside = [offset for offset in claimed.offsets if batch.base <= offset < batch.end]
-        if inside:
-            part = batch.slice(inside[0], inside[-1] + 1)
+        inside = wanted[bisect_left(wanted, batch.base) : bisect_left(wanted, batch.end)]
+        for first, last in _near(inside):
+            part = batch.slice(first, last + 1)
             found.update((record.offset, record) for record in part.each_record(claimed.partition))
     return found if len(found) == len(wanted) else {offset: found[offset] for offset in wanted if offset in found}
+
+
+def _near(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of those that lie close to each other: fewer records between than a part is worth."""
+    begin = 0
+    for place in range(1, len(offsets) + 1):
+        if place == len(offsets) or offsets[place] - offsets[place - 1] > BETWEEN_MAX:
+            yield offsets[begin], offsets[place - 1]
+            begin = place
+
+
+def _has_any(page: Page, offsets: Sequence[int]) -> bool:
+    """Whether a page reaches over one of these offsets, which are in order."""
+    place = bisect_left(offsets, page.batches[0].base)
+    return place < len(offsets) and offsets[place] < page.next
 
 
 def _slots(batch: Batch) -> Slots:

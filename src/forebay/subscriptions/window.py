@@ -10,10 +10,15 @@ the end of the window is in one state:
 
 The cursor is the first offset that is not done: everything below it is. Times are whole milliseconds of a clock that
 never goes back. An unfinished record costs about 20 bytes in arrays, whatever its size.
+
+Where the order of each key is kept, the records of a slot form a chain by offset. To take looks at the first ready
+record of each slot that the consumer may have, and follows chains from there: records of keys that are with others are
+not looked at, however many consumers there are.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -76,18 +81,33 @@ class WindowCounts(NamedTuple):
 
 
 class _KeySlots:
-    """With which consumer the records of each slot are, so that a key is never with two at once."""
+    """With which consumer the records of each slot are, so that a key is never with two at once, and where they are."""
 
     def __init__(self) -> None:
         self._holder = np.zeros(SLOTS + 1, np.int64)
         self._held = np.zeros(SLOTS + 1, np.int32)
         self._delayed = np.zeros(SLOTS + 1, np.int32)
+        self.first = np.full(SLOTS + 1, _NEVER, np.int64)
+        """The first ready offset of each slot, `_NEVER` if it has none."""
+        self.last = np.full(SLOTS + 1, -1, np.int64)
+        """The last offset of each slot that was offered."""
 
-    def free_for(self, consumer: int, slots: Slots) -> Mask:
-        """Which of these a consumer may take: no other has a record of the slot, and none waits for its delay."""
-        with_it: Mask = (self._held[slots] == 0) | (self._holder[slots] == consumer)
-        undelayed: Mask = self._delayed[slots] == 0
-        return with_it & undelayed
+    def open_to(self, consumer: int) -> Indexes:
+        """The slots with ready records that a consumer may take: no other has a record of it, and none is delayed."""
+        return np.flatnonzero(self._due() & ((self._held == 0) | (self._holder == consumer)))
+
+    def has_free(self) -> bool:
+        """Whether a slot has ready records that any consumer may take."""
+        return bool((self._due() & (self._held == 0)).any())
+
+    def due_holders(self) -> list[int]:
+        """The consumers that have a record of a slot with ready ones, which no other may take."""
+        holders: list[int] = np.unique(self._holder[self._due() & (self._held > 0)]).tolist()
+        return holders
+
+    def _due(self) -> Mask:
+        due: Mask = (self.first != _NEVER) & (self._delayed == 0)
+        return due
 
     def hold(self, consumer: int, slots: Slots) -> None:
         self._holder[slots] = consumer
@@ -137,12 +157,16 @@ class Window:
         self._holder: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._due: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._slot: npt.NDArray[np.uint16] = np.empty(0, np.uint16)
+        self._link: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        """By how much the next record of the same slot lies behind; 0 if none was offered yet."""
         self._counts = [0, 0, 0, 0, 0]
         self._held_by: dict[int, int] = {}
         self._first_ready = cursor
         """No offset below is `READY`."""
         self._first_due = _NEVER
         """Nothing changes by time before."""
+        self.examined = 0
+        """How many records were looked at so far to find those that consumers took."""
 
     @property
     def cursor(self) -> int:
@@ -178,6 +202,14 @@ class Window:
         """Whether a record is ready, or may be so by now."""
         return self._counts[READY] > 0 or now >= self._first_due
 
+    def is_free(self, now: int) -> bool:
+        """Whether a record is ready that any consumer may take, or may be so by now."""
+        return now >= self._first_due or (self._counts[READY] > 0 and (self._keys is None or self._keys.has_free()))
+
+    def due_holders(self) -> list[int]:
+        """The consumers that may take ready records which no other may take: they hold earlier ones of the slot."""
+        return [] if self._keys is None or not self._counts[READY] else self._keys.due_holders()
+
     def held_by(self, consumer: int) -> int:
         """How many records a consumer holds."""
         return self._held_by.get(consumer, 0)
@@ -210,6 +242,8 @@ class Window:
                     self._slot[first + low - start : first + high - start] = part
             before += end - begin
         self._restore(start, first)
+        if self._keys is not None:
+            self._chain(self._keys, first)
         self._counts[READY] += int(np.count_nonzero(self._state[first : self._high] == READY))
         self._advance()
         return self.end
@@ -228,6 +262,23 @@ class Window:
                     state[offset - start] = SPENT
                     self._counts[SPENT] += 1
 
+    def _chain(self, keys: _KeySlots, first: int) -> None:
+        """Put the records from this place on, which were just offered, behind those of their slots."""
+        places = np.flatnonzero(self._state[first : self._high] != DONE) + first
+        if not len(places):
+            return
+        places = places[np.argsort(self._slot[places], kind="stable")]
+        slots = self._slot[places]
+        is_new = np.concatenate(([True], slots[1:] != slots[:-1]))
+        self._link[places] = 0
+        self._link[places[:-1][~is_new[1:]]] = np.diff(places)[~is_new[1:]]
+        before = keys.last[slots[is_new]] - self._base
+        is_there = before >= self._low
+        self._link[before[is_there]] = (places[is_new] - before)[is_there]
+        keys.last[slots] = places + self._base
+        ready = self._state[places] == READY
+        np.minimum.at(keys.first, slots[ready], places[ready] + self._base)
+
     def _is_last(self, attempts: int) -> bool:
         return self.limits.deliveries_max is not None and attempts >= self.limits.deliveries_max
 
@@ -245,7 +296,9 @@ class Window:
             last = tried & (self._attempts[live] >= limits.deliveries_max)
         again = live[(state == SPENT) & ~last]
         self._make_ready(again[~np.isin(again + self._base, list(kept))], SPENT)
-        self._change(live[(state == READY) & last], READY, SPENT)
+        spent = live[(state == READY) & last]
+        self._change(spent, READY, SPENT)
+        self._pass_unready(spent)
         delayed = live[(state == DELAYED) & last]
         if self._keys is not None:
             self._keys.undelay(self._slot[delayed])
@@ -345,8 +398,7 @@ class Window:
         waits = np.flatnonzero((self._state[live] == HELD) | (self._state[live] == DELAYED)) + self._low
         over = waits[self._due[waits] <= now]
         held = over[self._state[over] == HELD]
-        for consumer in np.unique(self._holder[held]).tolist():
-            self._unhold(held[self._holder[held] == consumer], consumer)
+        self._unhold_all(held)
         delayed = over[self._state[over] == DELAYED]
         if self._keys is not None:
             self._keys.undelay(self._slot[delayed])
@@ -414,7 +466,9 @@ class Window:
 
     def _within(self, offsets: Sequence[int]) -> Indexes:
         """Where those of the offsets lie that are in the window; each once."""
-        found: Indexes = np.unique(np.asarray(offsets, np.int64)) - self._base
+        found: Indexes = np.asarray(offsets, np.int64) - self._base
+        if (found[1:] <= found[:-1]).any():
+            found = np.unique(found)
         inside: Indexes = found[(found >= self._low) & (found < self._high)]
         return inside
 
@@ -431,23 +485,63 @@ class Window:
 
     def _ready_for(self, consumer: int, count: int) -> Indexes:
         """The first ready records that the consumer may have."""
+        if self._keys is not None:
+            return self._first_of(self._keys, self._keys.open_to(consumer), count)
         parts: list[Indexes] = []
         wanted = count
         at = max(self._first_ready - self._base, self._low)
-        passed: int | None = None
         while at < self._high and wanted > 0:
             stop = min(self._high, at + _BLOCK)
             ready = np.flatnonzero(self._state[at:stop] == READY) + at
-            chosen = ready if self._keys is None else ready[self._keys.free_for(consumer, self._slot[ready])]
-            chosen = chosen[:wanted]
-            if passed is None and len(chosen) < len(ready):
-                left = ready[: len(chosen)] != chosen
-                passed = int(ready[int(left.argmax())] if left.any() else ready[len(chosen)])
-            parts.append(chosen)
-            wanted -= len(chosen)
-            at = stop
-        self._first_ready = self._base + (at if passed is None else passed)
+            parts.append(ready[:wanted])
+            at = stop if len(ready) <= wanted else int(ready[wanted])
+            wanted -= len(parts[-1])
+        self._first_ready = self._base + at
         return np.concatenate(parts) if parts else np.empty(0, np.intp)
+
+    def _first_of(self, keys: _KeySlots, slots: Indexes, count: int) -> Indexes:
+        """The first ready records of these slots, by offset; they are not the first of their slots any more."""
+        if len(slots) > count:
+            # A slot that begins behind so many others has none of them.
+            slots = slots[np.argpartition(keys.first[slots], count)[:count]]
+        # Each step looks at single records: a view of an array is quicker there than the array.
+        first, link, state = keys.first.data, self._link.data, self._state.data
+        base, ready = self._base, READY
+        nearest = sorted(zip((keys.first[slots] - base).tolist(), slots.tolist(), strict=True))
+        found: list[int] = []
+        self.examined += len(nearest)
+        while nearest and len(found) < count:
+            place, slot = nearest[0]
+            found.append(place)
+            while step := link[place]:
+                place += step
+                self.examined += 1
+                if state[place] == ready:
+                    heapq.heapreplace(nearest, (place, slot))
+                    break
+            else:
+                heapq.heappop(nearest)
+                first[slot] = _NEVER
+        for place, slot in nearest:
+            first[slot] = place + base
+        return np.array(found, np.intp)
+
+    def _pass_unready(self, found: Indexes) -> None:
+        """These were ready and are so no more, and no consumer took them: others are the first of their slots."""
+        if self._keys is not None and len(found):
+            for slot in np.unique(self._slot[found]).tolist():
+                first = int(self._keys.first[slot])
+                if self._state[first - self._base] != READY:
+                    self._keys.first[slot] = self._ready_after(first)
+
+    def _ready_after(self, offset: int) -> int:
+        """The next ready record of the same slot; `_NEVER` if there is none."""
+        place = offset - self._base
+        while step := int(self._link[place]):
+            place += step
+            if self._state[place] == READY:
+                return place + self._base
+        return _NEVER
 
     def _backoff(self, found: Indexes) -> npt.NDArray[np.int64]:
         doublings = np.minimum(self._attempts[found].astype(np.int64) - 1, 30)
@@ -471,6 +565,8 @@ class Window:
         if len(found):
             self._change(found, before, READY)
             self._first_ready = min(self._first_ready, self._base + int(found.min()))
+            if self._keys is not None:
+                np.minimum.at(self._keys.first, self._slot[found], found + self._base)
 
     def _unhold(self, found: Indexes, consumer: int) -> None:
         """The consumer holds these no more; their state is changed next."""
@@ -484,16 +580,21 @@ class Window:
         if self._keys is not None:
             self._keys.unhold(self._slot[found])
 
+    def _unhold_all(self, found: Indexes) -> None:
+        """As `_unhold`, of records that different consumers may hold."""
+        holder = self._holder[found]
+        for consumer in set(holder.tolist()):
+            self._unhold(found[holder == consumer], consumer)
+
     def _finish(self, found: Indexes) -> int:
-        held = found[self._state[found] == HELD]
-        for consumer in np.unique(self._holder[held]).tolist():
-            self._unhold(held[self._holder[held] == consumer], consumer)
+        state = self._state[found]
+        self._unhold_all(found[state == HELD])
         if self._keys is not None:
-            self._keys.undelay(self._slot[found[self._state[found] == DELAYED]])
-        states, numbers = np.unique(self._state[found], return_counts=True)
-        for state, number in zip(states.tolist(), numbers.tolist(), strict=True):
-            self._counts[state] -= number
+            self._keys.undelay(self._slot[found[state == DELAYED]])
+        for before, number in enumerate(np.bincount(state, minlength=len(self._counts)).tolist()):
+            self._counts[before] -= number
         self._state[found] = DONE
+        self._pass_unready(found[state == READY])
         self._advance()
         return len(found)
 
@@ -543,6 +644,6 @@ class Window:
         self._state, self._attempts = moved(self._state), moved(self._attempts)
         self._holder, self._due = moved(self._holder), moved(self._due)
         if self._keys is not None:
-            self._slot = moved(self._slot)
+            self._slot, self._link = moved(self._slot), moved(self._link)
         self._base += self._low
         self._low, self._high = 0, count
