@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +38,7 @@ from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.moves.rig import state_of
+from tests.spark.killed_driver import KilledDrivers
 from tests.spark.topics import SETTINGS
 from tests.support.soak import SOAK
 from tests.support.waiting import until
@@ -235,38 +235,16 @@ def _die_with_records(place: Place) -> None:
     subprocess.run([sys.executable, "-c", _DYING, *arguments], check=True)
 
 
-_KILLED = """
-import os, pickle, signal, sys
-from forebay.spark.place import opening
-from forebay.spark.writing import delivery
-from forebay.storage import owner
-moment, at = sys.argv[1], int(sys.argv[2])
-count = 0
-def opened(*arguments, **named):
-    store = plain(*arguments, **named)
-    done = store.transaction
-    def transaction(compares, operations):
-        global count
-        count += 1
-        if (count, moment) == (at, "before"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        outcome = done(compares, operations)
-        if (count, moment) == (at, "after"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return outcome
-    store.transaction = transaction
-    return store
-plain = opening.open_metadata
-opening.open_metadata = owner.open_metadata = opened
-delivery.deliver(*pickle.loads(sys.stdin.buffer.read()))
-"""
-"""A driver that is killed at its transaction of that number, its own and those of the owner that it becomes counted."""
+@pytest.fixture(scope="module")
+def drivers() -> Iterator[KilledDrivers]:
+    with KilledDrivers() as drivers:
+        yield drivers
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_driver_killed_at_any_transaction_is_replayed_to_the_same_rows(
-    place: Place, moment: str, ledger: Ledger
+    place: Place, moment: str, drivers: KilledDrivers, ledger: Ledger
 ) -> None:
     """The replay is cut in another way; what was appended before and after is there, and no gap records a loss."""
     with place.open() as log:
@@ -275,15 +253,14 @@ def test_a_driver_killed_at_any_transaction_is_replayed_to_the_same_rows(
     for batch, at in enumerate(range(1, 100) if SOAK else (2, 5, 100)):
         target, sink = place.target(), Sink(query_id="query", batch_id=batch)
         results = staged(target, f"killed-{batch}", _values(batch))
-        task = pickle.dumps((target, f"killed-{batch}", results, sink))
-        child = subprocess.run([sys.executable, "-c", _KILLED, moment, str(at)], input=task, check=False)
+        code = drivers.deliver(moment, at, (target, f"killed-{batch}", results, sink))
         bring(place.target(), batch, _values(batch), tasks=2)
-        if child.returncode == 0:
+        if code == 0:
             break
-        assert child.returncode == -signal.SIGKILL
+        assert code == -signal.SIGKILL
         ledger.count("kills", figure="driver of a load", moment=moment, place=place.kind)
 
-    assert child.returncode == 0
+    assert code == 0
     with place.open() as log:
         for partition in range(3):
             log.topic(TOPIC).append(b"late", partition=partition)

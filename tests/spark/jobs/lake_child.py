@@ -6,6 +6,7 @@ or a directory. Rows are read and parted here, without Spark, and each run is a 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -112,6 +113,9 @@ def append(path: str, step: str, count: int = 130) -> list[tuple[int, int, str]]
 
 def main(path: str, target: str, *steps: str) -> None:
     appended: list[tuple[int, int, str]] = []
+    if target == "table":
+        for library in ("pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"):
+            importlib.import_module(library)  # else each fork does it, in most of its time
     for step in steps:
         appended += append(path, step)
         child = os.fork()
