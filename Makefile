@@ -4,6 +4,7 @@ SHELL := bash
 READY := .venv/.ready
 READY_BENCH := .venv/.ready-bench
 READY_SERVERS := .venv/.ready-servers
+READY_SPARK := .venv/spark.jsa
 SOURCES := $(wildcard src tests tools demo bench examples)
 
 # Hundreds of child processes import the same modules: compiled once, each of them starts in half the processor time.
@@ -29,6 +30,10 @@ $(READY_SERVERS): requirements-servers.lock requirements-node.lock tests/blobs/a
 	@tools/setup_servers.sh
 	@touch $@
 
+# Spark starts many times in a run of the tests: its classes are read and checked once.
+$(READY_SPARK): tests/support/archive.py tests/support/jvm.py $(READY)
+	@.venv/bin/python -m tests.support.archive || echo "no whole archive of Spark's classes: tests run, only slower"
+
 demo: $(READY) ## show Forebay at work, start to finish
 	@.venv/bin/python -m demo
 
@@ -39,7 +44,7 @@ docs: $(READY) ## build the documents as a site in build/site; any warning fails
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 	@echo "build/site/index.html is the first page; for its search: .venv/bin/python -m http.server -d build/site"
 
-test: $(READY_SERVERS) ## every check there is: lint, format, types, import contracts, docs, all tests
+test: $(READY_SERVERS) $(READY_SPARK) ## every check there is: lint, format, types, import contracts, docs, all tests
 	@tools/run_tests.sh all
 
 check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that are neither slow nor Spark
@@ -48,7 +53,7 @@ check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that 
 pythons: $(READY_SERVERS) ## the quick tests with Python 3.12 and 3.13, as far as they are on this machine
 	@tools/other_pythons.sh
 
-soak: $(READY_SERVERS) ## the randomised tests again, for long
+soak: $(READY_SERVERS) $(READY_SPARK) ## the randomised tests again, for long
 	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --dist loadgroup
 
 bench: $(READY_BENCH) $(READY_SERVERS) ## measure Forebay beside its peers

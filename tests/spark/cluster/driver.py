@@ -76,10 +76,11 @@ def rows_of(frame: DataFrame) -> list[list[Any]]:
 
 def _drive(spark: SparkSession, orders: Orders) -> None:
     frame = spark.read.format("forebay").options(**orders.read).load()
-    Path(orders.seen).write_text(json.dumps(rows_of(frame)))
+    rows = rows_of(frame)
+    Path(orders.seen).write_text(json.dumps(rows))
     place = {name: text for name, text in orders.read.items() if name != "topic"}
     some = read(spark, orders.read["topic"], where="offset BETWEEN 2 AND 4 AND partition = 0", **place)
-    assert rows_of(some) == [row for row in rows_of(frame) if row[0] == 0 and 2 <= row[1] <= 4] != []
+    assert rows_of(some) == [row for row in rows if row[0] == 0 and 2 <= row[1] <= 4] != []
     scrubbed = scrub.run(spark, Location.parse(orders.read), [orders.read["topic"]])
     assert scrubbed.is_clean and scrubbed.figures["sound"], scrubbed.lines()
     if orders.loaded:
@@ -92,7 +93,7 @@ def _drive(spark: SparkSession, orders: Orders) -> None:
     query = writer.option("checkpointLocation", orders.checkpoint).trigger(availableNow=True).start()
     assert query.awaitTermination(600)
     if orders.streamed_files:
-        assert rows_of(spark.read.parquet(orders.streamed_files)) == rows_of(frame)
+        assert rows_of(spark.read.parquet(orders.streamed_files)) == rows
 
 
 if __name__ == "__main__":

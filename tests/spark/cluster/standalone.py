@@ -13,10 +13,11 @@ from typing import Final
 import pyspark
 
 from forebay.spark.start.java import find_java
+from tests.support.jvm import SOON_UP
 
 START_SECONDS: Final = 300
 _HOME: Final = Path(pyspark.__file__).parent
-_OPTIONS: Final = "-Dspark.master.rest.enabled=false -Dspark.ui.enabled=false -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_OPTIONS: Final = f"-Dspark.master.rest.enabled=false -Dspark.ui.enabled=false {SOON_UP}"
 _MASTER: Final = "org.apache.spark.deploy.master.Master"
 _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 _ANYWHERE: Final = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
@@ -63,7 +64,7 @@ class Daemons:
         self._directory = directory
         java = {"JAVA_HOME": str(find_java(environment)), "SPARK_DAEMON_JAVA_OPTS": _OPTIONS}
         # A directory without settings: else they take those of another Spark on this machine.
-        spark = {"SPARK_HOME": str(_HOME), "SPARK_CONF_DIR": str(directory / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+        spark = {"SPARK_HOME": str(_HOME), "SPARK_CONF_DIR": str(_HOME / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
         self._environment = {**environment, **java, **spark, "SPARK_DAEMON_MEMORY": memory}
 
     @contextlib.contextmanager
