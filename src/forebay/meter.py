@@ -121,6 +121,9 @@ class Metric(Enum):
     )
     SHARDS_OPEN = ("forebay_shards_open", MetricKind.GAUGE, "Shards open in this process")
     SHARDS_FAILED = ("forebay_shards_failed", MetricKind.GAUGE, "Open shards that refuse appends")
+    THREADS_STUCK = (
+        "forebay_threads_stuck", MetricKind.GAUGE, "Threads of a worker that wait for a disk or a store without answer",
+    )  # fmt: skip
 
     def __new__(cls, name: str, kind: MetricKind, text: str) -> Metric:
         metric = object.__new__(cls)

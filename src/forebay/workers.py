@@ -27,6 +27,8 @@ STUCK_SECONDS = 5.0
 """After so long at one thing a thread counts as stuck, and another takes the work over."""
 STUCK_MAX = 4
 """So many stuck threads a worker may leave behind; with one more it waits until one of them comes back."""
+STUCK_NAMED = 5
+"""So many of the things that threads are stuck at are named in a log line."""
 NOTICE_SECONDS = 1.0
 """A thread that waits until others have left a shard looks so often whether they have."""
 STOP_SECONDS = 10.0
@@ -325,10 +327,16 @@ class ItemPool(Generic[T]):
         threads: int,
         patience_s: float = 0.0,
         stuck_s: float = STUCK_SECONDS,
+        stuck_max: int = STUCK_MAX,
         many: ServeMany[T] | None = None,
+        name_of: Callable[[T], str] = str,
     ) -> None:
-        """A thread that is at its items for `stuck_s` counts as stuck, and another may be begun in its place."""
+        """A thread that is at its items for `stuck_s` counts as stuck, and another is begun in its place; for
+        `stuck_max` of them at most. `name_of` is an item in the log's words.
+        """
         self.name = name
+        self._stuck_max = stuck_max
+        self._name_of = name_of
         self._patience_s = patience_s
         self._stuck_s = stuck_s
         self._serve = serve
@@ -412,7 +420,7 @@ class ItemPool(Generic[T]):
             # In this order: a thread that waits and does not count as idle would never be woken again.
             self._changed.notify()
             self._idle -= 1
-        elif len(self._threads) < self._threads_max + min(self._stuck(), STUCK_MAX) and not self._is_stopped:
+        elif len(self._threads) < self._threads_max + min(self._stuck(), self._stuck_max) and not self._is_stopped:
             thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             thread.start()
             self._threads.add(thread)
@@ -425,6 +433,15 @@ class ItemPool(Generic[T]):
     def _run(self) -> None:
         with self._changed:
             self._threads.add(threading.current_thread())
+            before = self._clock.monotonic() - self._stuck_s
+            stuck = [item for item, since in self._serving.items() if since <= before]
+        if stuck:
+            named = ", ".join(map(self._name_of, stuck[:STUCK_NAMED]))
+            logger.warning(
+                "%s: no answer for more than %g s at %s%s: another thread goes on with the others; look at the disk or "
+                "the store if this goes on",
+                self.name, self._stuck_s, named, ", …" if len(stuck) > STUCK_NAMED else "",
+            )  # fmt: skip
         served: list[T] = []
         while self._take(served):
             self._serve_guarded(served)

@@ -12,6 +12,7 @@ import forebay.shard.segment
 from forebay import Settings, Storage, Topic
 from forebay.clock import Clock, SystemClock
 from forebay.metadata import MetadataStore
+from forebay.meter import Metric
 from forebay.shard.ownership import Wanted, reserve_in_state
 from forebay.storage.background import commit
 from forebay.workers import ItemPool, ServeMany
@@ -146,6 +147,39 @@ def test_where_all_committers_hang_others_take_their_place(tmp_path: Path, monke
             assert b.append_nowait(b"v").result(PATIENCE) == 1
 
         assert all(ack.result(PATIENCE) == 1 for ack in stuck)
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_many_shards_that_hang_keep_no_other_waiting_and_are_named(
+    durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With more than twice as many hung shards as threads, four at least, all others of the class waited for ever."""
+    monkeypatch.setattr(commit, "STUCK_SECONDS", 0.01)
+    house = House(tmp_path, monkeypatch)
+    with house.log:
+        slow, b = [house.topic(f"slow{n}", durability) for n in range(12)], house.topic("b", durability)
+        house.hang("write", slow)
+        stuck = [topic.append_nowait(b"stuck") for topic in slow]
+        with house.gate.reached_here():
+            ack = b.append_nowait(b"v")
+            # Each append has another look at what hangs, as every second one of the background workers does.
+            until(lambda: b.append_nowait(b"again") is not None and ack.done)
+            assert ack.result(PATIENCE) == 1
+            worker = "forebay-committer" if durability == "disk" else "forebay-syncing-committer"
+            until(lambda: _stuck(house.log, worker) == 12)
+        assert all(ack.result(PATIENCE) == 1 for ack in stuck)
+    (first, *_) = [record for record in caplog.records if "no answer for more than" in record.getMessage()]
+    assert worker in first.getMessage() and "default/slow" in first.getMessage()
+
+
+def _stuck(log: Storage, worker: str) -> object:
+    """What the metric says of a worker."""
+    (found,) = [
+        sample.value
+        for sample in log.status().metrics
+        if sample.metric is Metric.THREADS_STUCK and sample.labels == (("worker", worker),)
+    ]
+    return found
 
 
 class Served:

@@ -81,7 +81,7 @@ def watch_shard(meter: LogMeter, shard: OwnedShard) -> None:
     meter.watch(shard, shard.counts, topic=str(spec.name), durability=shard.durability.value, engine=spec.engine.value)
 
 
-def gauges(partitions: Iterable[PartitionStatus], now_ms: int) -> list[Sample]:
+def gauges(partitions: Iterable[PartitionStatus], workers: Iterable[WorkerStatus], now_ms: int) -> list[Sample]:
     """What is so now, as numbers."""
     cached: Counter[tuple[str, str]] = Counter()
     waiting: Counter[tuple[str, str]] = Counter()
@@ -105,6 +105,7 @@ def gauges(partitions: Iterable[PartitionStatus], now_ms: int) -> list[Sample]:
         ),
         Sample(Metric.SHARDS_FAILED, (), failed),
         Sample(Metric.SHARDS_OPEN, (), opened),
+        *(Sample(Metric.THREADS_STUCK, (("worker", worker.name),), worker.stuck) for worker in workers),
     ]
 
 

@@ -393,15 +393,16 @@ class Storage:
         self._lifetime.check()
         backend = self._backend
         found = partition_statuses(backend.shards.all())
+        workers = backend.background.status()
         return LogStatus(
             path=backend.path,
             directory_id=backend.directory_id,
             read_only=backend.is_read_only,
             open=found,
-            workers=backend.background.status(),
+            workers=workers,
             metrics=(
                 *backend.meter.samples(),
-                *gauges(found, self._clock.now_ms()),
+                *gauges(found, workers, self._clock.now_ms()),
                 *self._subscriptions.gauges(),
             ),
         )

@@ -9,7 +9,8 @@ a time, the one that has waited longest, and a shard is served by one thread at 
 - commits that must first wait for something else (offsets reserved in the metadata store, a new file): these have
   threads of their own, so that however many shards wait, they keep no committer from the others.
 
-So a shard that hangs keeps one thread, and the others go on.
+So a shard that hangs keeps one thread, and the others go on. Where all threads of a group hang, others are begun in
+their place, up to a limit: behind that, shards of the group wait until one comes back.
 
 Where many shards wait whose commits sync, one thread commits them in a round: it writes all of them, syncs their file
 system once, and then publishes and acknowledges each. It holds their commit locks from the write to the
@@ -36,6 +37,8 @@ PATIENCE_SECONDS = 0.005
 """So long one thread that only writes is given for one shard before another thread goes on with the next."""
 STUCK_SECONDS = 1.0
 """A commit that takes longer is left to its thread: another is begun where all of them are so."""
+STUCK_MAX = 60
+"""So many commits of a group may hang, besides as many as it has threads, before other shards wait for them."""
 
 
 class Committers:
@@ -52,6 +55,8 @@ class Committers:
             threads=threads,
             patience_s=PATIENCE_SECONDS,
             stuck_s=STUCK_SECONDS,
+            stuck_max=STUCK_MAX,
+            name_of=_name_of,
         )
         # No more files than stay open while they have unsynced bytes: to open another one of them would be synced.
         rounds = ServeMany(self._commit_together, settings.shards_syncfs_min, settings.descriptors_max // 2)
@@ -61,10 +66,18 @@ class Committers:
             clock=clock,
             threads=threads,
             stuck_s=STUCK_SECONDS,
+            stuck_max=STUCK_MAX,
+            name_of=_name_of,
             many=rounds if filesystem is not None else None,
         )
         self._waiting: ItemPool[OwnedShard] = ItemPool(
-            "forebay-waiting-committer", _commit, clock=clock, threads=threads, stuck_s=STUCK_SECONDS
+            "forebay-waiting-committer",
+            _commit,
+            clock=clock,
+            threads=threads,
+            stuck_s=STUCK_SECONDS,
+            stuck_max=STUCK_MAX,
+            name_of=_name_of,
         )
 
     @property
@@ -116,6 +129,10 @@ class Committers:
         for shard in shards:
             if isinstance(shard, SegmentShard):
                 shard.wal.group.call_back()
+
+
+def _name_of(shard: OwnedShard) -> str:
+    return str(shard.ref)
 
 
 def _commit(shard: OwnedShard) -> None:
