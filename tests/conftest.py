@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -13,7 +14,7 @@ import pytest
 
 from forebay import locks
 from tests.ledger import Budgets, Ledger, LedgerPlugin, enclose
-from tests.shares import SharesScheduling, longest_first
+from tests.shares import SharesScheduling, is_all_slow, longest_first
 from tests.support import jvm
 from tests.support.soak import SOAK
 
@@ -40,6 +41,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background so, and Ctrl-C is what some tests are about.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+QUICK = "not slow and not spark"
+"""What `make check` runs (tools/run_tests.sh)."""
 SPARK_SECONDS = 900
 SOAK_SECONDS = 7200
 
@@ -48,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Only where all tests run, and not in the workers of xdist: a few tests by themselves have no budget.
     is_judged = os.environ.get("FOREBAY_BUDGETS") == "1" and not hasattr(config, "workerinput")
     config.pluginmanager.register(LedgerPlugin(Budgets.load() if is_judged else None), "forebay-ledger")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In a quick run, files that have no quick tests: importing them takes longer than some areas."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and config.option.markexpr == QUICK and is_all_slow(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)  # before xdist's own choice; without xdist there is no such hook

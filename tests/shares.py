@@ -16,6 +16,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 _ROOT: Final = Path(__file__).parents[1]
+_ALL_SLOW: Final = re.compile(r"^pytestmark = .*\bmark\.(?:slow|spark)\b", re.MULTILINE)
 _GROUP: Final = re.compile(r'xdist_group\("([\w-]+)"\)')
 
 
@@ -42,6 +43,11 @@ def _share(path: str) -> str:
         text += beside.read_text()
     named = _GROUP.search(text)
     return named[1] if named else path
+
+
+def is_all_slow(file: Path) -> bool:
+    """Whether a file marks all its tests as slow or of Spark: a run without those need not even import it."""
+    return bool(_ALL_SLOW.search(file.read_text()))
 
 
 def longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:

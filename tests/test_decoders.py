@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from forebay import decoders
 
@@ -51,12 +52,14 @@ for _ in range(400):
 """
 
 
+@pytest.mark.slow
 def test_threads_that_use_a_type_for_the_first_time_at_once_do_not_end_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", _RACE], capture_output=True, text=True, check=False)
 
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_was_forked_while_a_decoder_was_made_makes_its_own() -> None:
     class Fresh(msgspec.Struct):
         x: int
@@ -70,6 +73,7 @@ def test_a_process_that_was_forked_while_a_decoder_was_made_makes_its_own() -> N
     assert os.waitstatus_to_exitcode(status) == 7
 
 
+@pytest.mark.slow
 def test_no_other_module_decodes_into_types_by_itself() -> None:
     typed = {"msgspec.json.Decoder", "msgspec.msgpack.Decoder", "msgspec.convert"}
     untyped = {"msgspec.json.decode", "msgspec.msgpack.decode"}

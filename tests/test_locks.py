@@ -109,6 +109,7 @@ def test_where_the_order_is_not_checked_the_locks_are_pythons_own() -> None:
     assert type(RankedRLock(Rank.LEAF, "plain")) is type(threading.RLock())
 
 
+@pytest.mark.slow
 def test_every_lock_is_listed_with_its_rank_and_every_listed_one_exists() -> None:
     listed = re.findall(r"^\| ([A-Z]+) \| `([\w.]+)` \|", (ROOT / "docs" / "locks.md").read_text(), re.MULTILINE)
     made = [lock for path in SOURCES for lock in _ranked(path)]

@@ -82,6 +82,7 @@ def test_what_shards_of_one_class_and_engine_count_is_added_up() -> None:
     assert fsyncs.count == 2
 
 
+@pytest.mark.slow
 def test_sums_stay_when_the_shard_is_gone_and_go_on_when_it_is_opened_again() -> None:
     meter = LogMeter(SystemClock())
     owner = Owner(meter)
@@ -180,6 +181,7 @@ def test_a_signal_in_the_middle_of_counting_may_look() -> None:
     assert seen == [1]
 
 
+@pytest.mark.slow
 def test_a_look_in_the_middle_of_another_counts_a_shard_that_is_gone_once(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = LogMeter(SystemClock())
     owner = Owner(meter)

@@ -491,6 +491,7 @@ def test_appends_that_wait_for_room_do_not_keep_readers_waiting(tmp_path: Path) 
     assert values(run(tmp_path / "log", use, settings)) == [b"first"]
 
 
+@pytest.mark.slow
 def test_an_opening_that_is_cancelled_leaves_no_complaint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def cancelled() -> None:
         async def opened() -> None:

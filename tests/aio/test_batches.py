@@ -42,6 +42,7 @@ async def _append(topic: AsyncTopic, how: str, found: list[bytes], keys: list[by
     return list(await topic.append_many(found, keys=keys))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["many", "arrow"])
 def test_batches_of_many_tasks_stand_once_each_at_the_offsets_they_are_given(
@@ -80,6 +81,7 @@ def test_batches_of_many_tasks_share_their_syncs(tmp_path: Path) -> None:
     run(tmp_path / "log", use)
 
 
+@pytest.mark.slow
 def test_batches_that_wait_for_room_hold_up_no_other_topic(tmp_path: Path) -> None:
     """As many batches as there were threads for them stopped the appends of every topic."""
 

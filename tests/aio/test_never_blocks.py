@@ -205,6 +205,7 @@ KINDS: dict[str, dict[str, Any]] = {
 CASES = (as_it_is, given_up, lost, deleted, made_again, wider)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.__name__))
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_asked_in_the_loop(

@@ -9,18 +9,17 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 import forebay
 from forebay.broker.routes import FoundRoute, Router
 from forebay.broker.table import ROUTES
-from forebay.cli.app import app
 from forebay.clock import SystemClock
 from forebay.service.principals import AccessScope
 from forebay.service.tokens import Tokens
 from forebay.testing import conformance
 from forebay.testing.conformance import CHECKS, NAMESPACE_PREFIX, ConformanceProbe, Nonconforming, run_checks
 from tests.support.brokers import START_SECONDS, RunningBroker, running_broker, server_settings
+from tests.support.commands import invoke
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +31,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 
 
 def test_a_broker_passes_and_keeps_nothing_of_the_checks(broker: RunningBroker) -> None:
-    result = CliRunner().invoke(app, ["conformance", broker.url])
+    result = invoke(["conformance", broker.url])
 
     assert result.exit_code == 0, result.stdout
     assert result.stdout.count("ok      ") == len(CHECKS)
@@ -49,9 +48,9 @@ def test_a_broker_that_asks_for_tokens_passes_with_one_that_has_every_right(
         tokens = Tokens(log.metadata, settings.metadata.prefix, SystemClock())
         secret = tokens.create("checks", scopes=tuple(AccessScope), prefixes=["*"]).secret.reveal()
     with running_broker(tmp_path / "data", settings) as broker:
-        without = CliRunner().invoke(app, ["conformance", broker.url])
+        without = invoke(["conformance", broker.url])
         monkeypatch.setenv("FOREBAY_TOKEN", secret)
-        result = CliRunner().invoke(app, ["conformance", broker.url])
+        result = invoke(["conformance", broker.url])
 
     assert result.exit_code == 0, result.stdout
     assert result.stdout.endswith(f"{len(CHECKS)} checks, 0 failed\n")
@@ -85,11 +84,11 @@ def test_every_route_of_the_table_is_checked(broker: RunningBroker) -> None:
 
 
 def test_no_broker_at_the_address_is_a_clear_refusal() -> None:
-    result = CliRunner().invoke(app, ["conformance", "http://127.0.0.1:1"])
+    result = invoke(["conformance", "http://127.0.0.1:1"])
 
     assert result.exit_code == 4
     assert "no broker answers at http://127.0.0.1:1" in result.stderr
-    assert CliRunner().invoke(app, ["conformance", "127.0.0.1:1"]).exit_code == 2
+    assert invoke(["conformance", "127.0.0.1:1"]).exit_code == 2
 
 
 Page = dict[str, Any]

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from forebay.cli.app import app
 from forebay.settings import ServerSettings
 from tests.support.brokers import running_broker
+from tests.support.commands import invoke
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -70,7 +69,7 @@ def test_the_unit_starts_a_command_that_there_is_and_waits_for_its_end() -> None
     unit = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
     program, *words = shlex.split(unit["ExecStart"])
     assert Path(program).name == "forebay"
-    assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+    assert invoke([*words, "--help"]).exit_code == 0
     assert unit["KillSignal"] == "SIGTERM"
     assert int(unit["TimeoutStopSec"]) * 1000 > ServerSettings().stop_timeout_ms
     assert unit["NoNewPrivileges"] == "yes"

@@ -391,6 +391,7 @@ def test_a_connection_that_is_lost_before_the_first_of_its_requests_is_answered_
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.slow
 def test_what_is_cancelled_at_the_end_of_a_server_gets_no_answer_and_is_no_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

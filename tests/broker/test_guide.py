@@ -33,6 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Run
         yield path, broker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command in _COMMANDS if not command.startswith("forebay serve")])
 def test_a_command_of_the_guide_works(served: tuple[Path, RunningBroker], command: str) -> None:
     path, broker = served
@@ -77,6 +78,7 @@ def test_the_commands_of_the_page_on_subscriptions_work_in_order(served: tuple[P
     assert answers[-1]["partitions"][0]["lag"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL))
 def test_an_example_of_the_guide_runs(
     served: tuple[Path, RunningBroker], example: str, capsys: pytest.CaptureFixture[str]

@@ -169,12 +169,12 @@ BOMB: Final = b"[" + b" " * (64 * MIB)
 @pytest.mark.parametrize(
     ("encoding", "body", "status"),
     [
-        ("gzip", gzip.compress(BOMB, 9), 413),
-        ("gzip", gzip.compress(gzip.compress(BOMB, 9), 9), 400),
+        ("gzip", gzip.compress(BOMB, 1), 413),
+        ("gzip", gzip.compress(gzip.compress(BOMB, 1), 9), 400),
         ("gzip", gzip.compress(b"[]")[:-4], 400),
         ("gzip", gzip.compress(b'[{"value": "a"}]') * 2, 400),
         ("gzip", zlib.compress(b"[]"), 400),
-        ("zstd", zstandard.compress(BOMB, 19), 413),
+        ("zstd", zstandard.compress(BOMB, 1), 413),
         ("zstd", zstandard.compress(b"[]")[:-1], 400),
         ("zstd", b"\x28\xb5\x2f\xfd" + b"\xff" * 12, 400),
         ("gzip, gzip", b"[]", 422),

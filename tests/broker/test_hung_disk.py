@@ -70,6 +70,7 @@ def begin(path: Path, client: httpx.Client, disk: HangingDisk, durability: str) 
     disk.stop_answering(f"{path}/shards/{topic_id}_0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 def test_a_first_write_that_hangs_holds_up_its_shard_alone(tmp_path: Path, disk: HangingDisk, durability: str) -> None:
     """Before, the event loop itself wrote what asks for no sync, and hung with the write: health, reads, everything."""
@@ -102,6 +103,7 @@ def test_a_first_write_that_hangs_holds_up_its_shard_alone(tmp_path: Path, disk:
         assert len(values(client, OTHER)) == 21
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_told_to_stop_while_a_write_hangs_stops_in_order_once_it_returns(
     tmp_path: Path, disk: HangingDisk
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_long_answer_counts_before_it_is_made(
         wait_for(broker, lambda found: found.requests == found.bytes == 0)
 
 
+@pytest.mark.slow
 def test_records_that_are_looked_at_have_a_size_that_there_is_room_for(tmp_path: Path) -> None:
     """A page of dead letters, or of records that are not done, once had as many bytes as a thousand records have."""
     with running_broker(tmp_path / "data") as broker, broker.client() as client:

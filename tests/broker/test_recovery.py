@@ -86,6 +86,7 @@ class Gate:
         self.let_through(GATED)
 
 
+@pytest.mark.slow
 def test_every_step_of_a_recovery_is_seen_and_no_route_is_served_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def code_of(event: ServerEvent) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_a_revoked_token_ends_its_streams_and_reads_that_wait_and_those_of_no_other(served: Served) -> None:
     gone, kept = served.made(), served.made()
     answers: dict[str, httpx.Response] = {}
@@ -115,6 +116,7 @@ def test_a_revoked_token_ends_its_streams_and_reads_that_wait_and_those_of_no_ot
         assert answers["kept"].status_code == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"prefixes": ("shop/orders",)}, {"scopes": ("write",)}])
 def test_a_token_that_loses_a_right_ends_what_needs_it(served: Served, changes: dict[str, Any]) -> None:
     token = served.made()
@@ -123,6 +125,7 @@ def test_a_token_that_loses_a_right_ends_what_needs_it(served: Served, changes: 
         assert code_of(ended()) == "forbidden"
 
 
+@pytest.mark.slow
 def test_a_token_that_gets_another_right_leaves_its_streams_open(served: Served) -> None:
     token = served.made()
     with served.client(token) as client, last_event(client, "shop/orders") as ended:
@@ -134,6 +137,7 @@ def test_a_token_that_gets_another_right_leaves_its_streams_open(served: Served)
         assert ended().event != "error"
 
 
+@pytest.mark.slow
 def test_a_token_that_expires_ends_its_streams(served: Served) -> None:
     token = served.made()
     with served.client(token) as client, last_event(client, "shop/orders") as ended:

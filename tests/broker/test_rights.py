@@ -141,6 +141,7 @@ def _may(caller: Caller, route: Route) -> bool:
     return bool(scopes & set(caller.scopes)) and caller.prefix in ("shop/", "*")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller.name)
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_a_caller_may_do_what_the_table_says(served: Served, route: Route, caller: Caller) -> None:

@@ -138,6 +138,7 @@ def test_a_list_comes_by_pages(guarded: Guarded) -> None:
             own.delete(f"/v1/routers/{name}")
 
 
+@pytest.mark.slow
 def test_metrics_have_lag_records_losses_and_state_of_each_router(tmp_path: Path) -> None:
     with running_broker(tmp_path) as broker, forebay.connect(broker.url) as log, broker.client() as client:
         source = log.create_topic("shop/orders")

@@ -614,6 +614,7 @@ def test_a_compressed_body_counts_with_what_it_takes_in_memory(
 # Stop
 
 
+@pytest.mark.slow
 def test_a_stop_during_the_recovery_ends_the_broker_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_consumer_that_is_gone_leaves_what_it_held_to_others(client: httpx.Cli
     assert pull(client, other, ack={"0": [0, 1]}) == []
 
 
+@pytest.mark.slow
 def test_requests_and_waiting_pulls_keep_a_session(client: httpx.Client) -> None:
     append(client, "a")
     subscribe(client)
@@ -212,6 +213,7 @@ def test_a_consumer_whose_session_is_over_is_attached_again_at_once(
     assert pull(client, f"{SUBSCRIPTION}/consumers/one") == [(0, 2)]
 
 
+@pytest.mark.slow
 def test_a_stream_keeps_the_session_of_its_consumer(client: httpx.Client) -> None:
     subscribe(client)
     consumer = attach(client, "one", session_timeout_ms=400)
@@ -377,6 +379,7 @@ def test_a_topic_that_is_made_again_has_no_consumers(client: httpx.Client) -> No
     assert pull(client, attach(client, "one")) == [(0, 1)]
 
 
+@pytest.mark.slow
 def test_a_stream_brings_records_as_they_come_and_calls_acknowledge_them(client: httpx.Client) -> None:
     append(client, "a", "b")
     subscribe(client, ack_timeout_ms=300)
@@ -411,6 +414,7 @@ def test_a_stream_says_why_it_ends(client: httpx.Client, broker: RunningBroker) 
         assert list(events(answer)) == []
 
 
+@pytest.mark.slow
 def test_a_stalled_stream_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not read: its records go to another consumer after their time, and its connection ends.
 
@@ -468,6 +472,7 @@ def test_a_broker_that_ends_in_order_stores_what_was_acknowledged(tmp_path: Path
         assert pull(client, attach(client, "one")) == [(1, 2)]
 
 
+@pytest.mark.slow
 def test_two_hundred_consumers_share_a_subscription(client: httpx.Client) -> None:
     """Each has a connection of its own and waits; all records are done once, none by two, and none is refused."""
     consumers, records = 200, 2000
@@ -602,6 +607,7 @@ def test_a_pull_of_several_partitions_fits_into_its_bytes(client: httpx.Client) 
     assert set(found.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_long_list_of_acknowledgements_leaves_the_loop_to_others_in_between(
     broker: RunningBroker, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

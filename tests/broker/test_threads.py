@@ -99,6 +99,7 @@ def test_hanging_reads_of_one_caller_stop_neither_administration_nor_other_calle
             reads.go_on.set()
 
 
+@pytest.mark.slow
 def test_a_pull_that_may_wait_waits_for_its_turn_to_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     subscription = "/v1/topics/shop/history/subscriptions/billing"
     with served.client("one") as one, ThreadPoolExecutor(THREADS + 1) as pool:

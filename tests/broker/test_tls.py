@@ -14,12 +14,11 @@ import httpx
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
-from typer.testing import CliRunner
 
 from forebay.broker.tls import HANDSHAKE, ServerCertificate
-from forebay.cli.app import app
 from forebay.errors import Invalid
 from tests.support.brokers import RunningBroker, running_broker, server_settings
+from tests.support.commands import invoke
 
 SECONDS = 30.0
 
@@ -264,7 +263,7 @@ def test_files_that_cannot_be_used_are_named_before_anything_is_bound(tmp_path: 
 
     words = ["serve", "--data", str(tmp_path / "data"), "--set", "server.port=0"]
     words += ["--set", f"server.tls_cert={files.cert}", "--set", f"server.tls_key={files.key}"]
-    ended = CliRunner().invoke(app, words)
+    ended = invoke(words)
     assert ended.exit_code == 2, ended.output
     assert setting in ended.output
     assert "serving" not in ended.stdout

@@ -334,6 +334,7 @@ def test_an_error_that_ends_a_stream_does_not_name_the_directory(
             assert b"data" not in event.text
 
 
+@pytest.mark.slow
 def test_a_watch_that_gets_more_partitions_than_one_place_carries_ends_with_the_reason(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from typer.testing import CliRunner
-
 import forebay
-from forebay.cli.app import app
+from tests.support.commands import invoke
 
 COMMAND = [sys.executable, "-m", "forebay.cli"]
 
@@ -39,7 +37,7 @@ class Shell:
 
     def run(self, *words: str, stdin: bytes = b"") -> Outcome:
         """Run a command in this process. Anything but an exit code is a failure of the test."""
-        result = CliRunner().invoke(app, [*words, "--data", str(self.directory)], input=stdin)
+        result = invoke([*words, "--data", str(self.directory)], stdin=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Outcome(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)

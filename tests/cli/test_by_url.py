@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
-from typer.testing import CliRunner
 
 import forebay
 from forebay.cli import brokers
-from forebay.cli.app import app
 from forebay.cli.options import DIRECTORY_VARIABLE, URL_VARIABLE
 from forebay.settings import Settings
 from tests.cli.rig import Outcome, Shell, one_line
 from tests.cli.test_help_and_docs import COMMANDS
 from tests.cli.test_without_data import ON_SPARK, WORDS
 from tests.support.brokers import running_broker, server_settings
+from tests.support.commands import invoke
 from tests.support.waiting import until
 
 CHANGING: Final = (
@@ -256,7 +255,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def _by_url(url: str, *words: str, stdin: bytes = b"") -> Outcome:
-    result = CliRunner().invoke(app, [*words, "--url", url], input=stdin)
+    result = invoke([*words, "--url", url], stdin=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Outcome(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)
@@ -285,6 +284,7 @@ def test_a_command_says_and_ends_the_same_by_url(name: str, tmp_path: Path, url:
         assert asked == embedded, line.words
 
 
+@pytest.mark.slow
 def test_show_gives_what_the_broker_knows(url: str) -> None:
     _by_url(url, "topic", "create", "shop/orders", "--partitions", "2")
     _by_url(url, "produce", "shop/orders", "--partition", "1", stdin=b"one\ntwo\n")
@@ -300,6 +300,7 @@ def test_show_gives_what_the_broker_knows(url: str) -> None:
     assert (shown.code, text.code, text.err) == (0, 0, "")
 
 
+@pytest.mark.slow
 def test_bytes_are_added_up_by_the_broker_as_by_the_command(tmp_path: Path) -> None:
     with running_broker(tmp_path / "served") as broker:
         for words in ("topic create shop/orders", "topic create shop/carts --engine rocksdb", "topic create shop/none"):
@@ -321,6 +322,7 @@ def test_bytes_are_added_up_by_the_broker_as_by_the_command(tmp_path: Path) -> N
         until(are_equal)
 
 
+@pytest.mark.slow
 def test_shards_are_listed_by_the_broker_as_by_the_command(tmp_path: Path) -> None:
     shell = Shell(tmp_path / "served")
     with running_broker(shell.directory) as broker:
@@ -348,6 +350,7 @@ def test_shards_are_listed_by_the_broker_as_by_the_command(tmp_path: Path) -> No
     assert "20 offsets behind" in asked[4].out and "sealed" in asked[5].out
 
 
+@pytest.mark.slow
 def test_a_key_is_erased_by_url(url: str) -> None:
     _by_url(url, "topic", "create", "shop/orders")
     _by_url(url, "produce", "shop/orders", "--format", "json", stdin=ORDERS)
@@ -366,6 +369,7 @@ def test_a_key_is_erased_by_url(url: str) -> None:
     assert _by_url(url, "records", "get", "shop/orders", "--key", "k1").code == 1
 
 
+@pytest.mark.slow
 def test_a_topic_that_another_directory_has_is_not_taken_over(tmp_path: Path) -> None:
     shared = {
         "storage": {"mode": "shared_fs"},
@@ -406,6 +410,7 @@ def test_what_is_no_address_of_a_broker_is_refused(url: str) -> None:
     assert one_line(outcome.err) and "pw42" not in outcome.err
 
 
+@pytest.mark.slow
 def test_a_token_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shell = Shell(tmp_path / "served")
     token = shell.ok("token", "create", "reader", "--scope", "read", "--topics", "*").out.split()[-1]
@@ -421,16 +426,17 @@ def test_a_token_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.
     assert refused.code == 2 and one_line(refused.err) and token not in refused.err
 
 
+@pytest.mark.slow
 def test_a_broker_and_a_directory_are_not_named_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shell = Shell(tmp_path / "log")
     shell.ok("topic", "create", "shop/orders")
 
     both = shell.run("topic", "list", "--url", "http://127.0.0.1:1")
-    before = CliRunner().invoke(app, ["--url", "http://127.0.0.1:1", "topic", "list", "--data", "data"])
+    before = invoke(["--url", "http://127.0.0.1:1", "topic", "list", "--data", "data"])
     monkeypatch.setenv(URL_VARIABLE, "http://127.0.0.1:1")
     directory = shell.run("topic", "list")
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(shell.directory))
-    neither = CliRunner().invoke(app, ["topic", "list"])
+    neither = invoke(["topic", "list"])
 
     assert both.code == before.exit_code == neither.exit_code == 2
     assert "--url" in both.err and "--data" in both.err and one_line(both.err)
@@ -441,12 +447,13 @@ def test_a_broker_and_a_directory_are_not_named_together(tmp_path: Path, monkeyp
 def test_the_environment_names_a_broker(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(URL_VARIABLE, url)
 
-    result = CliRunner().invoke(app, ["topic", "create", "shop/orders"])
+    result = invoke(["topic", "create", "shop/orders"])
 
     assert result.exit_code == 0
     assert "shop/orders" in _by_url(url, "topic", "list").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", sorted({" ".join(path) for path, _ in COMMANDS} - BY_URL - PIPELINES - {"conformance", "top"})
 )
@@ -484,6 +491,7 @@ def test_a_pipeline_asks_the_broker_that_is_named_and_not_its_own_location(path:
     assert "http://127.0.0.1:1" in outcome.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("absent")
 @pytest.mark.parametrize("path", sorted(BY_URL))
 def test_no_command_takes_the_files_where_a_broker_is_named(

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import forebay.cli
 from forebay.cli.app import app
 from tests.cli.rig import one_line
 from tests.cli.test_help_and_docs import COMMANDS
 from tests.cli.test_without_data import ON_SPARK, WORDS, home, made
+from tests.support.commands import invoke
 
 __all__ = ["home", "made"]
 ROOM: Final = Path(forebay.cli.__file__).parent
@@ -66,6 +67,7 @@ def test_every_old_word_is_hidden_and_has_the_options_of_the_new_one() -> None:
         assert known == {tuple(option.opts) for option in tree.commands[now].commands[name].params}, old
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", MOVED)
 def test_an_old_word_fails_as_the_new_one_does_and_names_it(old: str) -> None:
     arguments = {"pipeline migrate": ["--to", "new.yaml"]}.get(old, ["shop/orders"])
@@ -102,7 +104,7 @@ def test_an_old_word_of_a_job_does_what_the_new_one_does() -> None:
 
 
 def _run(words: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*words.split(), *arguments])
+    return invoke([*words.split(), *arguments])
 
 
 def _said(ended: Result) -> str:

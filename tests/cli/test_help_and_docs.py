@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 import forebay
 from forebay.cli import main
 from forebay.cli.app import app
 from forebay.cli.commands import COMMON
 from forebay.cli.failures import EXIT_CODES
+from tests.support.commands import invoke
 
 _PAGE: Final = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
@@ -38,9 +38,10 @@ def test_the_page_lists_exactly_the_commands_there_are() -> None:
     assert sorted(listed) == sorted(" ".join(path) for path, _ in COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])
 def test_every_command_has_examples_and_the_common_options(path: tuple[str, ...], command: Any) -> None:
-    result = CliRunner().invoke(app, [*path, "--help"])
+    result = invoke([*path, "--help"])
 
     assert result.exit_code == 0
     assert "Examples:" in result.stdout and f"forebay {' '.join(path)}" in result.stdout
@@ -65,6 +66,7 @@ def test_the_page_has_every_family_with_its_code() -> None:
     assert {family.__name__ for family, code in EXIT_CODES if f"`{family.__name__}`" not in rows[str(code)]} == set()
 
 
+@pytest.mark.slow
 def test_help_without_a_command_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "Usage: forebay" in "".join(capsys.readouterr())

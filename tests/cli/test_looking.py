@@ -48,6 +48,7 @@ def run(root: Path, words: str) -> Outcome:
     return Shell(root / "b").run(*words.split(), "--settings", str(root / "settings.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", LOOKS)
 def test_a_command_that_looks_changes_no_epoch_and_no_state(root: Path, words: str) -> None:
     before = recorded(root), recorded(root, UNUSED)

@@ -10,10 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import forebay
-from forebay.cli.app import app
 from forebay.cli.terminal import drawn
 from forebay.cli.top import Look, ShardLook, say_look, screen_of, tables_of
 from forebay.records import GroupOffset
@@ -21,6 +19,7 @@ from forebay.storage.recorded import RecordedShard
 from forebay.topics import TopicName
 from tests.cli.rig import COMMAND, one_line
 from tests.support.brokers import running_broker
+from tests.support.commands import invoke
 
 
 def _look(at: float, *ends: int, lag: int = 7) -> Look:
@@ -34,6 +33,7 @@ def _lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_topics_and_lag_of_a_broker_are_shown_once(tmp_path: Path) -> None:
     with running_broker(tmp_path / "served") as broker:
         with forebay.connect(broker.url) as log:
@@ -41,8 +41,8 @@ def test_topics_and_lag_of_a_broker_are_shown_once(tmp_path: Path) -> None:
             orders.append_many([b"1", b"2", b"3"], partition=1)
             log.group("billing").commit("shop/orders", 1, partition=1)
 
-        result = CliRunner().invoke(app, ["top", "--once", "--url", broker.url])
-        by_partition = CliRunner().invoke(app, ["top", "--once", "--partitions", "--url", broker.url])
+        result = invoke(["top", "--once", "--url", broker.url])
+        by_partition = invoke(["top", "--once", "--partitions", "--url", broker.url])
 
     assert result.exit_code == by_partition.exit_code == 0
     assert result.stdout.startswith(f"{broker.url}: ok, ")
@@ -59,7 +59,7 @@ def test_a_directory_is_looked_at_beside_its_owner(tmp_path: Path) -> None:
         log.export_topic("shop/orders")
         log.topic("shop/orders").append(b"4", partition=0)
 
-        result = CliRunner().invoke(app, ["top", "--once", "--data", str(tmp_path / "log")])
+        result = invoke(["top", "--once", "--data", str(tmp_path / "log")])
 
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith(f"{tmp_path / 'log'}: open in ")
@@ -74,7 +74,7 @@ def test_a_partition_of_a_directory_that_cannot_be_read_says_why(tmp_path: Path)
     for path in (tmp_path / "log" / "shards").rglob("*.seg"):
         path.write_bytes(b"\xff" * path.stat().st_size)
 
-    result = CliRunner().invoke(app, ["top", "--once", "--data", str(tmp_path / "log")])
+    result = invoke(["top", "--once", "--data", str(tmp_path / "log")])
 
     assert result.exit_code == 0, result.stderr
     assert ["shop/orders", "1", "?", "-", "-", "1"] in _lines(result.stdout)
@@ -97,7 +97,7 @@ def test_a_topic_that_is_deleted_during_the_look_is_passed_over(
             return found
 
         monkeypatch.setattr(forebay.Storage, "recorded", raced)
-        result = CliRunner().invoke(app, ["top", "--once", "--data", str(tmp_path / "log")])
+        result = invoke(["top", "--once", "--data", str(tmp_path / "log")])
 
     assert (result.exit_code, [str(name) for name in asked]) == (0, ["shop/gone"]), result.stderr
     assert ["shop/orders", "1", "1", "-", "1", "0"] in _lines(result.stdout)
@@ -117,6 +117,7 @@ def test_a_topic_that_was_not_seen_before_has_no_rate() -> None:
     assert [row[3] for row in topics.rows] == ["0.0", "0.0"]
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_every_row_by_name(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     look = _look(14.0, *range(200))
 
@@ -178,14 +179,14 @@ def _read_until(terminal: object, text: bytes) -> bytes:
 
 
 def test_a_directory_that_is_none_is_one_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["top", "--once", "--data", str(tmp_path / "none")])
+    result = invoke(["top", "--once", "--data", str(tmp_path / "none")])
 
     assert result.exit_code != 0
     assert one_line(result.stderr) and "none" in result.stderr
 
 
 def test_an_interval_of_nothing_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["top", "--interval", "0", "--data", str(tmp_path)])
+    result = invoke(["top", "--interval", "0", "--data", str(tmp_path)])
 
     assert result.exit_code == 2
     assert one_line(result.stderr) and "--interval" in result.stderr

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from typer.testing import CliRunner
 
 import forebay
-from forebay.cli.app import app
 from forebay.cli.doctor import probes
 from forebay.cli.options import DIRECTORY_VARIABLE
 from forebay.format.metadata.keys import token_key
@@ -24,6 +22,7 @@ from forebay.settings import Settings
 from forebay.spark.start.java import Java
 from forebay.testing.inside import inside
 from tests.cli.test_help_and_docs import COMMANDS
+from tests.support.commands import invoke
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,7 +127,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inside(log).metadata.transaction([], [Put(token_key(TOKEN.token_id), encode_value(TOKEN))])
     words = "subscription create shop/orders mails --from earliest --deliveries-max 1 --on-spent dead-letter"
     for line in (words, "subscription consume shop/orders mails --count 1 --nack"):
-        assert CliRunner().invoke(app, [*line.split(), "--data", str(root / "data")]).exit_code == 0
+        assert invoke([*line.split(), "--data", str(root / "data")]).exit_code == 0
     for name, text in FILES.items():
         (root / name).write_text(text)
     return root
@@ -152,11 +151,12 @@ def test_each_command_is_tried() -> None:
 
 def _taken(words: str, settings: Sequence[str]) -> str:
     """What a command that names no data directory says; it must succeed."""
-    result = CliRunner().invoke(app, [*words.split(), *settings])
+    result = invoke([*words.split(), *settings])
     assert result.exit_code == 0, result.output
     return result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS, ids=["bare", "settings"])
 @pytest.mark.parametrize("path", WORDS)
 @pytest.mark.usefixtures("home")
@@ -167,7 +167,7 @@ def test_a_command_takes_the_usual_directory(path: str, settings: Sequence[str])
 @pytest.mark.parametrize("settings", SETTINGS, ids=["bare", "settings"])
 @pytest.mark.usefixtures("home")
 def test_a_move_takes_the_usual_directory(settings: Sequence[str]) -> None:
-    result = CliRunner().invoke(app, ["topic", "move", "shop/orders", "--to", "other", *settings])
+    result = invoke(["topic", "move", "shop/orders", "--to", "other", *settings])
 
     assert result.exit_code == 2
     assert "the two directories share no metadata store" in result.stderr

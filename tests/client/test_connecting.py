@@ -94,6 +94,7 @@ def test_a_client_goes_on_with_the_broker_that_follows(tmp_path: Path) -> None:
             assert [record.value for record in topic.read()] == [b"a", b"b", b"c"]
 
 
+@pytest.mark.slow
 def test_threads_append_at_the_same_time_and_each_record_is_there_once(tmp_path: Path) -> None:
     with running_broker(tmp_path) as broker, forebay.connect(broker.url) as log:
         topic = log.create_topic("shop/orders", partitions=3)
@@ -216,6 +217,7 @@ def _refusals(log: Any, topic: Any, following: Any, producer: Any) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["append", "flush", "follow", "close"])
 def test_an_interrupt_ends_the_call_and_loses_nothing_that_was_acknowledged(tmp_path: Path, what: str) -> None:
     with running_broker(tmp_path) as broker, cutting_proxy(broker.url) as proxy:

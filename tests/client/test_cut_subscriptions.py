@@ -37,6 +37,7 @@ def log(proxy: CuttingProxy) -> Iterator[RemoteLog]:
         yield log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["answer", "request"])
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_records_that_are_taken_over_cut_connections_come_once_and_in_order(
@@ -62,6 +63,7 @@ def test_records_that_are_taken_over_cut_connections_come_once_and_in_order(
     assert subscription.lag()[0].lag == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["answer", "request"])
 def test_what_is_acknowledged_over_cut_connections_is_done(log: RemoteLog, proxy: CuttingProxy, where: str) -> None:
     """So are a consumer that comes and one that leaves: none stays behind, and none comes twice."""
@@ -123,6 +125,7 @@ def test_a_take_that_is_cancelled_when_its_answer_has_come_is_repeated_by_the_ne
     assert asyncio.run(take()) == [(0, 1), (1, 1)]
 
 
+@pytest.mark.slow
 def test_a_consumer_that_works_long_on_its_records_says_that_it_is_there(
     log: RemoteLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

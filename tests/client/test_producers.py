@@ -22,6 +22,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
         yield broker
 
 
+@pytest.mark.slow
 def test_records_of_a_partition_are_in_the_order_in_which_they_were_given(broker: RunningBroker) -> None:
     async def produce() -> None:
         async with aio.connect(broker.url) as log:
@@ -95,6 +96,7 @@ def test_a_producer_that_holds_too_much_waits(broker: RunningBroker) -> None:
     asyncio.run(produce())
 
 
+@pytest.mark.slow
 def test_batches_over_cut_connections_are_there_once_and_in_order(broker: RunningBroker) -> None:
     with cutting_proxy(broker.url) as proxy, forebay.connect(proxy.url) as log:
         topic = log.create_topic("shop/cut", partitions=3)

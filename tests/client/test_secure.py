@@ -72,6 +72,7 @@ def test_a_certificate_for_another_name_is_refused(tmp_path: Path, files: Files)
         log.topics()
 
 
+@pytest.mark.slow
 def test_a_running_client_goes_on_when_the_certificate_changes(tmp_path: Path, files: Files) -> None:
     trust = trusted(files, tmp_path / "ca.pem")
     with serving(tmp_path, files) as broker, forebay.connect(broker.url, verify=trust) as log:

@@ -52,6 +52,7 @@ def _pages() -> Iterator[ParameterSet]:
             yield pytest.param(page, id=str(page.relative_to(_ROOT)), marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", list(_pages()))
 def test_examples_of_a_page_run_in_order(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -156,6 +156,7 @@ def test_two_engines_on_one_database_are_refused(tmp_path: Path) -> None:
     database.close()
 
 
+@pytest.mark.slow
 def test_what_producers_did_outlives_the_engine_and_is_bounded(tmp_path: Path) -> None:
     settings = Settings.load(overrides={"wal": {"producer_appends_max": 4, "producers_max": 3, "free_bytes_min": 0}})
     home = RocksHome(str(tmp_path / "rocksdb"), "disk", settings=settings)

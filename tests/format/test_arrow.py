@@ -139,6 +139,7 @@ def test_columns_are_not_copied_on_the_way_out() -> None:
     assert start <= names.buffers()[-1].address < start + len(stored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 16_384, 16_385])
 def test_absent_columns_of_any_length_are_nulls_and_empty_lists(count: int) -> None:
     rows: list[Row] = [(b"", None, None, (), 0)] * count

@@ -173,6 +173,7 @@ def _is_refused(section: bytes) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_postings_goes_unnoticed(ledger: Ledger) -> None:
     accepted = []
     places = range(0, len(_THREE_BLOCKS), 3)

@@ -142,6 +142,7 @@ LANDINGS: Final[dict[str, tuple[Callable[[Run], object], Callable[[Run], object]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("landing", LANDINGS)
 def test_a_store_that_fails_at_any_call_leaves_no_gap_and_no_other_content(landing: str, ledger: Ledger) -> None:
     between, at_the_end = LANDINGS[landing]

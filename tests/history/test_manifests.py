@@ -246,6 +246,7 @@ def test_the_latest_few_manifests_are_read_once() -> None:
     assert reads() == len(descriptors) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_sweep_interrupted_anywhere_converges(fault: Fault, ledger: Ledger) -> None:
     steps = 0

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from tests.support.waiting import until
 
 BLOCK_BYTES = 4 * FIRST_BYTES
 PAGE_BYTES = FIRST_BYTES // 2
-CONTENT = b"".join(number.to_bytes(4, "big") for number in range(10 * BLOCK_BYTES // 4))
+CONTENT = np.arange(10 * BLOCK_BYTES // 4, dtype=">u4").tobytes()
 
 
 class Fetches:

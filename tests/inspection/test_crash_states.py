@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pytest
@@ -15,12 +15,12 @@ from forebay.inspection.findings import Finding, Severity
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
 from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import explore
+from forebay.testing.crashes import CrashState, explore
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import Reading
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.support.soak import SOAK
+from tests.support.soak import SOAK, sampled
 from tests.wal.rig import DIRECTORY, ROOT, SMALL, TOPIC_ID, Rig, Simulated, simulated, spec_of
 from tests.wal.scenarios import SCENARIOS, Scenario
 
@@ -78,7 +78,8 @@ def test_what_a_crash_leaves_is_never_called_damage(scenario: Scenario, durabili
     scenario.run(rig)
     wrong: list[str] = []
 
-    for state in explore(disk.trace, range(begun, len(disk.trace) + 1), states_max=STATES_MAX, names_max=3):
+    states = explore(disk.trace, range(begun, len(disk.trace) + 1), states_max=STATES_MAX, names_max=3)
+    for state in sampled(_each_disk_once(states), one_in=2, seed=f"{scenario.name} {durability}"):
         crashed = state.disk()
         before = len(crashed.trace)
         ledger.count("verified crash states", scenario=scenario.name)
@@ -99,13 +100,23 @@ def test_repairing_after_a_crash_changes_nothing_that_is_read(
     scenario.run(rig)
 
     states = explore(disk.trace, range(begun, len(disk.trace) + 1), states_max=2, names_max=2)
-    for state in itertools.islice(states, 0, None, REPAIR_EVERY):
+    for state in itertools.islice(_each_disk_once(states), 0, None, REPAIR_EVERY):
         repaired = state.disk()
         repair_shard(_place(durability), SMALL, disk=repaired, clock=ManualClock(), apply=True)
         ledger.count("repaired crash states", scenario=scenario.name)
 
         assert _errors(repaired, durability) == []
         assert _reading(repaired, durability) == _reading(state.disk(), durability), str(state)
+
+
+def _each_disk_once(states: Iterable[CrashState]) -> Iterator[CrashState]:
+    """Without those that differ from an earlier one in what callers had been answered: verifying looks at files."""
+    seen: set[tuple[str, bytes]] = set()
+    for state in states:
+        key = (state.boot, state.digest())
+        if key not in seen:
+            seen.add(key)
+            yield state
 
 
 def _files(rig: Simulated) -> Iterator[str]:

@@ -104,6 +104,7 @@ def test_a_page_in_which_records_were_deleted_is_rendered_once(tmp_path: Path) -
         run(log, use)
 
 
+@pytest.mark.slow
 def test_a_watcher_that_does_not_ask_holds_no_more_than_its_outbox_and_misses_nothing(tmp_path: Path) -> None:
     record = b"x" * 1000
 
@@ -135,6 +136,7 @@ def test_a_watcher_that_does_not_ask_holds_no_more_than_its_outbox_and_misses_no
         run(log, use)
 
 
+@pytest.mark.slow
 @pytest.mark.proves("I27")
 def test_of_a_thousand_watchers_one_that_stalls_costs_the_others_nothing_and_memory_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -306,6 +308,7 @@ def test_a_watcher_may_wait_without_an_end_and_looks_now_and_then(
         run(log, use)
 
 
+@pytest.mark.slow
 def test_pages_are_kept_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.live.feeds.PAGES_BYTES_MAX", 10_000)
 

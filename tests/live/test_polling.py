@@ -89,6 +89,7 @@ def test_what_is_published_while_a_poll_looks_is_not_missed(tmp_path: Path, monk
         run(log, use)
 
 
+@pytest.mark.slow
 def test_a_poll_ends_when_its_time_is_up_behind_what_a_filter_left_out(tmp_path: Path) -> None:
     def none(batch: Batch, partition: int) -> Sequence[bytes]:
         return ()

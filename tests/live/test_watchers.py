@@ -91,6 +91,7 @@ async def begun(streams: list[AsyncStream[Record]]) -> None:
         await stream.__aenter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["disk", "memory", "ephemeral"])
 def test_every_watcher_gets_what_the_model_says(tmp_path: Path, durability: str) -> None:
     """Watchers with starts of their own, of which some sleep, while threads append singly and in batches."""
@@ -649,6 +650,7 @@ def test_two_event_loops_watch_one_log(tmp_path: Path) -> None:
         assert [values(found) for name in "ab" for found in results[name]] == [expected] * 20
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_closed_without_a_word_costs_the_writer_nothing_and_leaves_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -677,6 +679,7 @@ def test_a_loop_that_is_closed_without_a_word_costs_the_writer_nothing_and_leave
         assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
 
 
+@pytest.mark.slow
 def test_a_watcher_that_is_dropped_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.live.feeds.LOOK_SECONDS", 0.005)
 

@@ -105,6 +105,7 @@ def test_entries_are_those_of_a_plain_map_after_any_changes(monkeypatch: pytest.
         assert [entry.key for entry in store.range("1", start_after=after, limit=2)] == expected[:2]
 
 
+@pytest.mark.slow
 def test_a_change_copies_few_entries_however_many_there_are() -> None:
     """Each change copied all of them."""
     store = MemoryMetadata()

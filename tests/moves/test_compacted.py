@@ -21,6 +21,7 @@ from tests.spark.mixed import ENVIRONMENT, Mixed
 pytestmark = list(WITH_SERVERS)
 
 
+@pytest.mark.slow
 def test_topic_is_compacted_while_it_moves(
     tmp_path: Path, bucket: Bucket, etcd: Cluster, folder: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
 ) -> None:

@@ -50,6 +50,7 @@ def _harm(store: BlobStore, descriptor: SegmentDescriptor, harm: str) -> bytes:
     return content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", HARM)
 def test_a_segment_does_not_keep_its_topic_closed(land: Land, harm: str) -> None:
     """Appends go on; only what needs the object is refused, by name, and what the operator accepts goes on."""
@@ -68,6 +69,7 @@ def test_a_segment_does_not_keep_its_topic_closed(land: Land, harm: str) -> None
         assert topic.append(b"new", producer=8, sequence=0) == APPENDS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", HARM)
 def test_a_manifest_is_named_with_the_next_step_and_the_topic_opens_once_it_is_restored(land: Land, harm: str) -> None:
     """It comes out as damage and not as a conflict; the shard is given back, so that another directory can try."""

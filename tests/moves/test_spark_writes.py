@@ -48,6 +48,7 @@ def target(shared: Land, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Tar
     return look(WriteOptions.parse(options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", ["nobody", "a directory elsewhere"])
 def test_a_batch_is_brought_once_into_a_bucket(shared: Land, target: Target, owner: str) -> None:
     sink = Sink(query_id="query", batch_id=0)

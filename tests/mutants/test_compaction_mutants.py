@@ -174,6 +174,7 @@ def _named(world: World) -> set[str]:
     return named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_break_is_named(name: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> None:
     mutant = MUTANTS[name]

@@ -49,7 +49,7 @@ from forebay.wal.walk import Unreadable
 from forebay.wal.writer import SyncTarget, Writer
 from tests.ledger import Ledger
 from tests.wal.bombs import READERS, mined, stays_packed
-from tests.wal.checks import TAKEN, lost_owners_acknowledge_nothing, recover_and_go_on
+from tests.wal.checks import TAKEN, Recoveries, lost_owners_acknowledge_nothing
 from tests.wal.rig import DIRECTORY, BareRig, Rig, Simulated, simulated
 from tests.wal.scenarios import fail_next, inside_next
 
@@ -67,9 +67,10 @@ def _run_crashing(durability: Durability, run: Callable[[Simulated], None]) -> l
     violations = [*names_follow_bytes(trace), *promises_follow_syncs(trace), *check_log(rig.history(), rig.reading())]
     if durability is FSYNC:
         violations += acks_follow_syncs(trace)
+    recoveries = Recoveries(durability)
     for state in explore(trace, damages=DAMAGES, states_max=3, names_max=3):
         try:
-            violations += recover_and_go_on(state, durability)
+            violations += recoveries.violations(state)
         except (ForebayError, AssertionError, OSError) as error:
             violations.append(Violation("recovery", f"{type(error).__name__}: {error}"))
     return violations

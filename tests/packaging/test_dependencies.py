@@ -47,6 +47,7 @@ for name in modules:
 """
 
 
+@pytest.mark.slow
 def test_every_import_is_declared() -> None:
     declared = required() | {name for extra in _PROMISING for name in required(extra)}
     undeclared = {

@@ -6,6 +6,7 @@ another, finishes what was broken off, and every promise holds.
 
 from __future__ import annotations
 
+import random  # noqa: TID251  # seeded: the same choice in every run
 from typing import Final
 
 import pytest
@@ -49,9 +50,11 @@ def test_no_crash_keeps_it_from_being_finished(
     assert [v for v in names_follow_bytes(trace) if not (".probe" in v.message or v.message.startswith("live "))] == []
     broken: list[str] = []
     digests: set[bytes] = set()
+    # In a normal run one of those who may finish it, by chance: each state of a prefix meets another.
+    chance = random.Random(f"{scenario.name} {mode} {durability}")
     for state in explore(trace, range(begun, len(trace) + 1), states_max=STATES_MAX, names_max=NAMES_MAX):
         digests.add(state.digest())
-        for name in scenario.by:
+        for name in scenario.by if SOAK else [chance.choice(scenario.by)]:
             ledger.count("crash states", scenario=f"{scenario.name}, {mode}", damage=state.damage.value)
             violations = _broken(state, scenario, mode, durability, name)
             if violations:

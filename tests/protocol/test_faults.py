@@ -23,12 +23,12 @@ from tests.ledger import Ledger
 from tests.protocol.judging import finished
 from tests.protocol.scenarios import SCENARIOS, Scenario
 from tests.protocol.world import KEYS, Node, World
-from tests.support.soak import SOAK
+from tests.support.soak import SOAK, sampled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 EVERY: Final = 1 if SOAK else 2
-"""Of those who may finish it after a fault, every so many-th does: each fault at each call has at least one."""
+"""Of those who may finish it after a fault, every so many-th does: each fault that is tried has at least one."""
 ATTEMPTS: Final = 4
 CASES: Final = [
     pytest.param(scenario, mode, id=f"{scenario.name}-{mode}") for scenario in SCENARIOS for mode in scenario.modes
@@ -117,7 +117,7 @@ def faults_of(scenario: Scenario, mode: str) -> Iterator[Armed]:
 @pytest.mark.proves("I20", "I22")
 def test_whatever_fails_the_next_process_brings_it_to_its_end(scenario: Scenario, mode: str, ledger: Ledger) -> None:
     broken: list[str] = []
-    for armed in faults_of(scenario, mode):
+    for armed in sampled(faults_of(scenario, mode), one_in=2, seed=f"{scenario.name} {mode}"):
         # By chance, but always the same: else one kind of fault would go with one way to finish it.
         first = crc32(repr(armed).encode()) % EVERY
         for name in scenario.by[first::EVERY]:

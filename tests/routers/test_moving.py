@@ -99,6 +99,7 @@ def test_order_is_kept_within_a_key(tmp_path: Path) -> None:
         assert all(values == sorted(values, key=lambda value: value or b"") for values in by_key.values())
 
 
+@pytest.mark.slow
 def test_a_router_that_is_stopped_and_started_again_doubles_nothing(tmp_path: Path) -> None:
     for turn in range(4):
         with forebay.open(tmp_path) as log:
@@ -137,6 +138,7 @@ def test_what_arrived_is_known_to_the_destination_also_without_a_cursor(
         assert routers.status("r").lag == 120
 
 
+@pytest.mark.slow
 def test_the_cursor_waits_until_what_arrived_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole: Callable[..., Any] = Mover.note_cursor
     noted = threading.Semaphore(0)
@@ -182,6 +184,7 @@ def test_other_producers_between_two_records_do_not_make_the_router_forget(tmp_p
         assert found == Counter([*_numbers(range(6)), *[b"9999"] * 398])
 
 
+@pytest.mark.slow
 def test_partitions_that_are_added_to_either_topic_are_used(tmp_path: Path) -> None:
     with forebay.open(tmp_path) as log, _running(log) as routers:
         source, target = log.create_topic("a"), log.create_topic("b")
@@ -249,6 +252,7 @@ def test_a_new_rule_holds_from_the_next_record_on_also_after_a_crash(
         assert [rule.tags for rule in routers.get("r").rules] == [("odd",), ("even",)]
 
 
+@pytest.mark.slow
 def test_one_source_fans_out_and_many_fan_in(tmp_path: Path) -> None:
     with forebay.open(tmp_path) as log, _running(log) as routers:
         sources = [log.create_topic(name, partitions=2) for name in ("a", "b", "c")]
@@ -334,6 +338,7 @@ def test_pause_resume_and_delete(tmp_path: Path) -> None:
         assert _arrived(target, 25) == _numbers(range(25))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["source", "destination"])
 def test_a_deleted_topic_stops_its_router_with_a_named_state(tmp_path: Path, which: str) -> None:
     with forebay.open(tmp_path) as log, _running(log) as routers:
@@ -367,6 +372,7 @@ def test_gaps_of_the_source_are_counted_and_the_router_goes_on(tmp_path: Path) -
             until(lambda: routers.status("r").lost == {"cap": 30})
 
 
+@pytest.mark.slow
 def test_a_destination_that_is_full_holds_the_router_up_and_loses_nothing(tmp_path: Path) -> None:
     with forebay.open(tmp_path) as log, _running(log) as routers:
         source = log.create_topic("a")

@@ -84,6 +84,7 @@ def test_all_pages_together_are_what_the_caller_may_see(prefixes: tuple[str, ...
     assert all(len(page) == limit for page in found[:-1])
 
 
+@pytest.mark.slow
 def test_topics_of_others_are_not_read_to_fill_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
@@ -107,6 +108,7 @@ def test_topics_of_others_are_not_read_to_fill_a_page(monkeypatch: pytest.Monkey
     assert sum(read) == 5
 
 
+@pytest.mark.slow
 def test_topics_are_counted_by_a_thread_when_one_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop once walked over the names of all topics with each creation."""
     walkers: list[str] = []

@@ -299,6 +299,7 @@ def test_vectors_of_windows_below_the_floor_go_too(monkeypatch: pytest.MonkeyPat
     assert live(reopened(node)) == [8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_no_fault_of_dropping_leaves_a_gap(mode: str, ledger: Ledger) -> None:
     for fault, method in [

@@ -229,6 +229,7 @@ WRONG_PLACES: list[tuple[str, Callable[[Topic], object]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("said", "call"), [*WRONG_RECORDS, *WRONG_BATCHES, *WRONG_PLACES])
 def test_what_cannot_be_is_refused_and_leaves_no_trace(
     topic: Topic, said: str, call: Callable[[Topic], object]

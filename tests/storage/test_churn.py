@@ -19,6 +19,7 @@ from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK, in_thread
+from tests.support.soak import SOAK
 from tests.support.waiting import until
 
 TOPICS = 12
@@ -61,6 +62,7 @@ def churn(log: Storage, engine: str, first: int, count: int) -> None:
         log.delete_topic(f"t{number}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["segment", "rocksdb", "memory"])
 def test_entries_of_a_topic_end_with_it(tmp_path: Path, engine: str) -> None:
     with forebay.open(str(tmp_path), QUICK) as log:
@@ -76,6 +78,7 @@ def test_entries_of_a_topic_end_with_it(tmp_path: Path, engine: str) -> None:
     assert {name: after[name] for name in after if after[name] >= before.get(name, 0) + TOPICS} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["segment", "rocksdb", "memory"])
 def test_the_shard_of_a_deleted_topic_goes(tmp_path: Path, engine: str) -> None:
     durability = "ephemeral" if engine == "memory" else "disk"
@@ -103,6 +106,7 @@ def load(log: Storage, name: str, load_id: str) -> None:
     assert [attached.partition for attached in log.loads.attach(load_id).attached] == [0]
 
 
+@pytest.mark.slow
 def test_a_shard_that_attached_loads_goes_when_its_topic_is_deleted_or_sealed(tmp_path: Path) -> None:
     settings = {**QUICK, "storage": {"handoff_root": str(tmp_path / "handoff")}}
     with forebay.open(str(tmp_path / "log"), settings) as log:
@@ -184,7 +188,8 @@ def churn_elsewhere(owner: Storage, here: Storage, first: int, count: int) -> li
     return handles
 
 
-@pytest.mark.parametrize("count", [TOPICS, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [TOPICS, *([200] if SOAK else [])])
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
 def test_topics_that_another_process_creates_and_deletes_leave_nothing_here(
     tmp_path: Path, place: str, count: int

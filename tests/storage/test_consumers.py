@@ -104,6 +104,7 @@ with forebay.open(None, json.loads(sys.argv[1]), read_only=True) as log:
 """
 
 
+@pytest.mark.slow
 def test_a_consumer_in_a_process_without_a_directory_reads_history_and_acknowledges(tmp_path: Path) -> None:
     owner = begin_owner(tmp_path, "wait")
     before, files = recorded(tmp_path), sorted(path.name for path in tmp_path.iterdir())

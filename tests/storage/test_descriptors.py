@@ -29,6 +29,7 @@ def burst(path: Path, **asked: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 @pytest.mark.proves("I37")
 def test_descriptors_stay_within_their_setting_under_a_burst(tmp_path: Path, durability: str) -> None:
@@ -39,6 +40,7 @@ def test_descriptors_stay_within_their_setting_under_a_burst(tmp_path: Path, dur
     assert found["records"] == [3] * 25
 
 
+@pytest.mark.slow
 def test_appends_go_on_where_the_process_may_open_few_files(tmp_path: Path) -> None:
     found = burst(tmp_path, topics=40, threads=8, durability="disk", descriptors_max=128, allowed=64)
 
@@ -47,6 +49,7 @@ def test_appends_go_on_where_the_process_may_open_few_files(tmp_path: Path) -> N
     assert found["records"] == [3] * 40
 
 
+@pytest.mark.slow
 def test_appends_go_on_where_the_program_has_taken_every_other_descriptor(tmp_path: Path) -> None:
     found = burst(tmp_path, topics=30, threads=8, durability="disk", descriptors_max=128, allowed=64, hoard=True)
 

@@ -281,6 +281,7 @@ def test_a_large_step_is_written_without_waiting(tmp_path: Path) -> None:
         assert _stored(log, topic) == 5
 
 
+@pytest.mark.slow
 def test_a_kill_takes_cached_commits_and_no_durable_one(tmp_path: Path) -> None:
     """The group reads again what was only cached; it never misses anything."""
     child = (

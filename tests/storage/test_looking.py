@@ -125,6 +125,7 @@ async def collected(stream: AsyncStream[forebay.Record]) -> list[forebay.Record]
     return [record async for record in stream]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [TOPIC, UNUSED])
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.proves("I34")
@@ -262,6 +263,7 @@ def test_other_writes_and_asking_by_name_take_over_too(killed: Path, write: str)
         assert after.state.holder == log.directory_id
 
 
+@pytest.mark.slow
 def test_an_append_to_what_a_living_owner_has_is_refused_and_looking_goes_on(tmp_path: Path) -> None:
     owner = begin_owner(tmp_path, "wait")
     before = states(tmp_path)

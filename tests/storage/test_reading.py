@@ -143,6 +143,7 @@ def test_following_stops_when_asked_even_with_more_to_read(log: Storage) -> None
     assert list(closed) == []
 
 
+@pytest.mark.slow
 def test_followers_that_are_forgotten_leave_nothing_behind(log: Storage) -> None:
     topic = log.create_topic("t")
     topic.append(b"v")
@@ -244,6 +245,7 @@ def test_a_follower_that_keeps_up_reads_from_memory(log: Storage) -> None:
     assert counts.cache_hits >= 0.95 * (counts.cache_hits + counts.cache_misses) > 0
 
 
+@pytest.mark.slow
 def test_many_readers_at_their_own_pace_see_everything_while_files_are_sealed(tmp_path: Path) -> None:
     settings = quick(cache_bytes_max=4096, rotate_bytes_max=32_768)
     with Storage.open(str(tmp_path / "log"), settings) as log:

@@ -230,6 +230,7 @@ def test_a_shard_that_another_directory_takes_over_meanwhile_is_not_named_as_fai
         assert (recovered.opened, recovered.failed) == (1, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0.25, 0.5])
 def test_a_metadata_store_that_goes_away_is_one_error_and_no_failure_of_each_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: float
@@ -278,6 +279,7 @@ def test_a_definition_that_is_altered_meanwhile_is_the_one_that_shards_are_opene
         assert shard.ref.spec.ttl_ms == 10_000_000 == definitions.get(shard.ref.spec.name).ttl_ms
 
 
+@pytest.mark.slow
 def test_a_log_that_is_closed_meanwhile_says_so(tmp_path: Path) -> None:
     with_shards(tmp_path / "log", 2)
     log = forebay.open(tmp_path / "log", QUICK)

@@ -119,6 +119,7 @@ def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
         assert values(topic.read()) == [b"v", b"w"]
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_ends_as_programs_do_does_not_hang(tmp_path: Path) -> None:
     """RocksDB's threads are not in the child: whoever ended the database there waited for them for ever."""
     program = f"""

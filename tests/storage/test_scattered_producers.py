@@ -134,6 +134,7 @@ def _killed(path: str, partition: int) -> None:
         _send(topic, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", range(PARTITIONS))
 def test_a_batch_cut_short_by_a_kill_between_partitions_is_completed_by_its_repeat(
     partition: int, tmp_path: Path

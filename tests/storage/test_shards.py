@@ -165,6 +165,7 @@ def test_no_worker_keeps_a_shard_that_was_opened_while_its_topic_was_deleted(
         assert not workers.sync.watches(opened[0]) and not workers.history.watches(opened[0])
 
 
+@pytest.mark.slow
 def test_the_failover_of_many_shards_is_not_serial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.load(
         overrides={

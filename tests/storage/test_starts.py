@@ -89,6 +89,7 @@ def test_beside_the_owner_the_end_is_what_it_has_published(tmp_path: Path) -> No
         assert list(seen.read(5)) == []
 
 
+@pytest.mark.slow
 def test_elsewhere_a_start_may_lie_in_what_is_not_exported_yet(tmp_path: Path) -> None:
     """The end of such a partition is known to its holder alone; what was never reserved cannot be meant."""
     end_owner(begin_owner(tmp_path, "die"))

@@ -113,6 +113,7 @@ def test_a_seal_that_takes_long_delays_no_sync_and_no_deletion_of_another_topic(
         until(lambda: not unsealed(a))
 
 
+@pytest.mark.slow
 def test_what_is_sealed_after_a_while_is_exported_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Storage.open(tmp_path / "log", shared(tmp_path)) as log:
         topic = log.create_topic("a")
@@ -170,6 +171,7 @@ def test_the_healing_of_a_log_delays_no_sync_of_another(tmp_path: Path, monkeypa
         synced(a)
 
 
+@pytest.mark.slow
 def test_a_log_that_does_not_heal_keeps_no_other_from_being_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +241,7 @@ def failing(kind: str, error: BaseException) -> Callable[[str, str], None]:
     return meet
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit(1)])
 def test_a_round_of_syncs_that_raises_is_logged_and_the_next_ones_come(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException

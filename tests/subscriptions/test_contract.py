@@ -65,6 +65,7 @@ def as_log() -> Iterator[AsLog]:
         yield as_log
 
 
+@pytest.mark.slow
 class TestEmbeddedDirectory(LastingSubscriptionContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> EmbeddedHome:
@@ -77,6 +78,7 @@ class TestEmbeddedMemory(SubscriptionContract):
         return EmbeddedHome(":memory:")
 
 
+@pytest.mark.slow
 class TestAwaitedDirectory(LastingSubscriptionContract):
     @pytest.fixture
     def home(self, tmp_path: Path, as_log: AsLog) -> AwaitedHome:
@@ -89,6 +91,7 @@ class TestAwaitedMemory(SubscriptionContract):
         return AwaitedHome(":memory:", as_log)
 
 
+@pytest.mark.slow
 class TestDeadLettersEmbeddedDirectory(LastingDeadLetterContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> EmbeddedHome:
@@ -107,12 +110,14 @@ class TestLossyEmbeddedMemory(LossyContract):
         return EmbeddedHome(":memory:")
 
 
+@pytest.mark.slow
 class TestDeadLettersAwaitedDirectory(LastingDeadLetterContract):
     @pytest.fixture
     def home(self, tmp_path: Path, as_log: AsLog) -> AwaitedHome:
         return AwaitedHome(tmp_path, as_log)
 
 
+@pytest.mark.slow
 class TestLossyAwaitedDirectory(LossyContract):
     @pytest.fixture
     def home(self, tmp_path: Path, as_log: AsLog) -> AwaitedHome:
@@ -146,6 +151,7 @@ class AwaitedRemoteHome:
         return self._as_log(aio.connect(self._url)).__enter__()
 
 
+@pytest.mark.slow
 class TestConnected(LastingSubscriptionContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> Iterator[RestartedHome]:
@@ -153,6 +159,7 @@ class TestConnected(LastingSubscriptionContract):
             yield RestartedHome(tmp_path / "log", stack)
 
 
+@pytest.mark.slow
 class TestAwaitedConnected(LastingSubscriptionContract):
     @pytest.fixture
     def home(self, tmp_path: Path, as_log: AsLog) -> Iterator[AwaitedRemoteHome]:
@@ -160,6 +167,7 @@ class TestAwaitedConnected(LastingSubscriptionContract):
             yield AwaitedRemoteHome(broker.url, as_log)
 
 
+@pytest.mark.slow
 class TestDeadLettersConnected(LastingDeadLetterContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> Iterator[RestartedHome]:
@@ -167,6 +175,7 @@ class TestDeadLettersConnected(LastingDeadLetterContract):
             yield RestartedHome(tmp_path / "log", stack)
 
 
+@pytest.mark.slow
 class TestLossyConnected(LossyContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> Iterator[RestartedHome]:
@@ -174,6 +183,7 @@ class TestLossyConnected(LossyContract):
             yield RestartedHome(tmp_path / "log", stack)
 
 
+@pytest.mark.slow
 class TestDeadLettersAwaitedConnected(LastingDeadLetterContract):
     @pytest.fixture
     def home(self, tmp_path: Path, as_log: AsLog) -> Iterator[AwaitedRemoteHome]:

@@ -42,6 +42,7 @@ def values(subscription: forebay.Subscription) -> list[bytes | None]:
     return [letter.record.value for letter in subscription.dead_letters().letters()]
 
 
+@pytest.mark.slow
 def test_a_dead_letter_topic_that_another_process_owns_has_a_named_state_and_nothing_is_lost(tmp_path: Path) -> None:
     refused = {"dead"}
     with forebay.open(tmp_path, may_own=lambda ref: ref.spec.topic not in refused) as log:
@@ -115,6 +116,7 @@ def test_other_consumers_do_not_wait_for_a_dead_letter_that_is_on_its_way(monkey
         assert values(subscription) == [b"0"]
 
 
+@pytest.mark.slow
 def test_an_append_whose_outcome_is_unknown_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first answer gets lost after the append; the next one is for a longer batch, and still each comes once."""
     with forebay.open(":memory:") as log:

@@ -208,6 +208,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield sizes
 
 
+@pytest.mark.slow
 def test_a_replay_for_a_caller_goes_page_by_page_and_ends_though_letters_come_back(replayed: list[int]) -> None:
     """A consumer refuses each record that is replayed at once, so that there is always another dead letter."""
 

@@ -197,6 +197,7 @@ class Schedule:
         return [ends[0], ends[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "key_shared", "failover"])
 def test_consumers_come_go_stall_and_die_and_each_record_is_done_or_a_dead_letter_once(mode: str) -> None:
     for seed in range(SEEDS):

@@ -91,6 +91,7 @@ def test_threads_share_all_records_once_each(mode: str) -> None:
         assert sum(lag.lag for lag in subscription.lag()) == 0
 
 
+@pytest.mark.slow
 def test_a_consumer_that_is_dropped_without_being_closed_leaves() -> None:
     with forebay.open(":memory:") as log:
         topic = topic_in(log, 3)
@@ -354,6 +355,7 @@ def test_a_cursor_of_a_subscription_moves_with_what_is_done_above_and_never_by_a
     assert moves_on(Progress(offset=0, incarnation="x"), before)
 
 
+@pytest.mark.slow
 def test_ten_thousand_subscriptions_are_written_in_two_hundred_transactions() -> None:
     metadata = FaultyMetadata(MemoryMetadata())
     metadata.transaction([], [Put("/forebay/topics/shop/orders", encode_value(TOPIC))])
@@ -445,6 +447,7 @@ def elsewhere(tmp_path: Path) -> Iterator[tuple[forebay.Storage, forebay.Storage
         yield one, two
 
 
+@pytest.mark.slow
 def test_what_another_process_changes_reaches_consumers_that_are_attached(
     elsewhere: tuple[forebay.Storage, forebay.Storage],
 ) -> None:

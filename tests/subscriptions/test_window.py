@@ -674,6 +674,7 @@ def test_consumers_come_and_go_stall_and_die(machine: type[WindowMachine]) -> No
 # Memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_key", [False, True])
 def test_a_million_unacknowledged_records_cost_tens_of_megabytes(*, by_key: bool) -> None:
     count, step = 1_000_000, 100_000

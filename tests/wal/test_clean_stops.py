@@ -324,6 +324,7 @@ def test_the_checkpoint_of_another_file_is_not_believed(read_bytes: dict[str, in
     assert sum(read_bytes.values()) > RECORDS * SIZE and len(rig.reading().records) == RECORDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
 def test_a_crash_in_the_life_behind_a_clean_stop_loses_nothing_promised(durability: Durability) -> None:
     rig = Rig(simulated(), durability).open()

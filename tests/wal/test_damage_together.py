@@ -26,11 +26,14 @@ from forebay.testing.history import ShardEvents
 from forebay.testing.invariants import Violation, check_log, damage_is_reported, nothing_fabricated
 from forebay.topics import Durability
 from tests.ledger import Ledger
+from tests.support.soak import sampled
 from tests.wal.rig import DIRECTORY, Rig, Simulated, simulated
 from tests.wal.test_damage import Shard, judge, reading_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
+ONE_IN: Final = 3
+"""In a normal run one in so many pairs of faults is tried; in a soak run all."""
 NEWEST: Final = "newest segment"
 ROTATED: Final = "rotated segment"
 SEALED: Final = "sealed segment"
@@ -215,7 +218,8 @@ def test_a_damaged_segment_is_reported_whatever_else_is_missing(
     """Every fault of a segment with every state of the files beside it."""
     one = past(durability, stopped=stopped)
     broken: list[str] = []
-    for fault, rest in itertools.product(of_segment(one, segment), _around(one, segment)):
+    together = itertools.product(of_segment(one, segment), _around(one, segment))
+    for fault, rest in sampled(together, one_in=ONE_IN, seed=f"{segment} {durability} {stopped}"):
         outcome, violations = judge_together(one, [fault, *rest], durability)
         ledger.count("damaged together", file=segment, outcome=outcome)
         found = ", ".join(f"{each.file} {each.what}" for each in [fault, *rest])
@@ -232,7 +236,8 @@ def test_two_damaged_segments_are_both_reported(
     one = past(durability, stopped=stopped)
     gone = [Fault("missing", LIVE, None), Fault("missing", CHECKPOINT, None)]
     broken: list[str] = []
-    for first, second in itertools.product(*(list(of_segment(one, file))[::2] for file in pair)):
+    both = itertools.product(*(list(of_segment(one, file))[::2] for file in pair))
+    for first, second in sampled(both, one_in=ONE_IN, seed=f"{pair} {durability} {stopped}"):
         outcome, violations = judge_together(one, [first, second, *gone], durability)
         ledger.count("damaged together", file=" and ".join(pair), outcome=outcome)
         broken += [f"{first.file} {first.what}, {second.file} {second.what}: {violation}" for violation in violations]

@@ -220,6 +220,7 @@ def test_a_file_whose_frames_go_back_is_not_sealed() -> None:
     assert isinstance(rig.wal.files.all[0], LogFile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 7, 200])
 def test_a_growing_file_shows_where_each_key_and_tag_is(count: int) -> None:
     rig = _opened()

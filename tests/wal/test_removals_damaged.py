@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
 from typing import Final
 
 import pytest
@@ -24,6 +24,7 @@ from forebay.topics import Durability
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.removals import KINDS, Removals
 from tests.ledger import Ledger
+from tests.support.soak import sampled
 from tests.wal.removals import delete, move_floor
 from tests.wal.rig import DIRECTORY, Rig, Simulated, simulated
 
@@ -60,22 +61,22 @@ def test_one_damaged_place_brings_back_no_deleted_record(*, restated: bool, clos
     content = image.files[inode]
     reported = [range(at, stop) for at, stop, head in _places(image, inode) if head.kind in KINDS]
     broken: list[str] = []
-    for place in range(len(content)):
-        for flip in FLIPS:
-            damaged = content[:place] + bytes([content[place] ^ flip]) + content[place + 1 :]
-            changed = Image(files={**image.files, inode: damaged}, directories=image.directories)
-            disk = SimulatedDisk.restored(changed, Trace(start=changed), free=ROOMY, next_inode=1_000)
-            try:
-                rig = Rig(disk, Durability.FSYNC, epoch=5).open()
-                found = rig.wal.writer.removals
-            except ForebayError:
-                ledger.count("damaged bytes where deletes stand", outcome="named error")
-                continue
-            ledger.count("damaged bytes where deletes stand", outcome="intact")
-            # Of another frame whose head is damaged it is not known that it was no delete.
-            alarmed = bool(rig.shard.decision.undone) and any(place in frame for frame in reported)
-            if (set(found.deletes), found.floor) != (DELETED, FLOOR) or alarmed:
-                broken.append(f"flip {flip:02x} at byte {place} of {len(content)}: {set(found.deletes)}, {found.floor}")
+    flips = itertools.product(range(len(content)), FLIPS)
+    for place, flip in sampled(flips, one_in=len(FLIPS), seed=f"{restated} {closed}"):
+        damaged = content[:place] + bytes([content[place] ^ flip]) + content[place + 1 :]
+        changed = Image(files={**image.files, inode: damaged}, directories=image.directories)
+        disk = SimulatedDisk.restored(changed, Trace(start=changed), free=ROOMY, next_inode=1_000)
+        try:
+            rig = Rig(disk, Durability.FSYNC, epoch=5).open()
+            found = rig.wal.writer.removals
+        except ForebayError:
+            ledger.count("damaged bytes where deletes stand", outcome="named error")
+            continue
+        ledger.count("damaged bytes where deletes stand", outcome="intact")
+        # Of another frame whose head is damaged it is not known that it was no delete.
+        alarmed = bool(rig.shard.decision.undone) and any(place in frame for frame in reported)
+        if (set(found.deletes), found.floor) != (DELETED, FLOOR) or alarmed:
+            broken.append(f"flip {flip:02x} at byte {place} of {len(content)}: {set(found.deletes)}, {found.floor}")
     assert broken[:10] == []
 
 
@@ -115,7 +116,7 @@ def test_a_delete_of_which_both_copies_are_damaged_is_named(*, restated: bool, c
     image, inode = _image(restated=restated, closed=closed)
     frames = _places(image, inode)
     reported = [(at, stop) for at, stop, head in frames if head.kind in KINDS]
-    pairs = [(one, other) for one, other in pairwise(reported) if _same(image, inode, one, other)]
+    pairs = [(one, other) for one, other in itertools.pairwise(reported) if _same(image, inode, one, other)]
     assert len(pairs) >= 2
     for one, other in pairs:
         disk = _without(image, inode, one[0], other[0])

@@ -62,11 +62,18 @@ class CrashState:
         files = self.image.files
         return {path: files[inode] for path, inode in self.paths if inode in files}
 
-    def digest(self) -> bytes:
-        """A hash of the surviving names and bytes: equal for equal disks, however they came about."""
+    @property
+    def boot(self) -> str:
+        """The name of the boot of the machine after this crash."""
+        return self.trace.boot if self.damage is CrashDamage.KILLED else _next_boot(self.trace.boot)
+
+    def digest(self, *, below: str = "") -> bytes:
+        """A hash of the names and bytes that survived below a directory: equal for equal ones, whatever their past."""
         summed = hashlib.blake2b(digest_size=16)
         files = self.image.files
         for path, inode in self.paths:
+            if not path.startswith(below):
+                continue
             content = files.get(inode)
             summed.update(f"{path}\0{'' if content is None else len(content)}\0".encode("utf-8", "surrogateescape"))
             if content:
@@ -80,7 +87,7 @@ class CrashState:
 
     def _rebooted(self) -> Trace:
         notes = (*self.notes, Note("crash", self.damage.value))
-        return Trace(start=self.image, earlier_notes=notes, boot=_next_boot(self.trace.boot))
+        return Trace(start=self.image, earlier_notes=notes, boot=self.boot)
 
 
 def crash_states(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +21,9 @@ REQUEST_MS = 30_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
+    here = f"{Path(__file__).parent}{os.sep}"
+    for item in items:  # all of the run, so that each is worth one comparison and no more
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.xdist_group("etcd"))  # one cluster for the run, not one per worker
             item.add_marker(pytest.mark.slow)
 
