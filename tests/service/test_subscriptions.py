@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forebay import Conflict, Forbidden, aio
+from forebay.aio.log import AsyncLog
 from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
 from forebay.aio.topic import AsyncTopic
 from forebay.clock import SystemClock
@@ -23,6 +24,19 @@ from forebay.topics import SubscriptionOptions, TopicName
 from tests.support.waiting import PATIENCE
 
 READER = Principal(name="r", scopes=frozenset({AccessScope.READ}), prefixes=frozenset(["*"]))
+
+REF = SubscriptionRef(TopicName("shop", "orders"), "s")
+
+
+async def served_by(log: AsyncLog) -> ServedSubscriptions:
+    """A server with a topic that has the subscription `REF`."""
+    topic = await log.create_topic("shop/orders")
+    await topic.subscribe("s", start=EARLIEST)
+
+    async def readable(_who: Principal, _name: TopicName) -> AsyncTopic:
+        return topic
+
+    return ServedSubscriptions(readable, log.topic, Quotas(ServerSettings(), SystemClock()))
 
 
 def test_a_pull_whose_caller_goes_when_its_records_have_just_come_has_taken_nothing() -> None:
@@ -180,3 +194,36 @@ def test_a_subscription_that_is_deleted_during_the_call_is_not_created_without_r
             return [spec.name for spec in await topic.subscriptions()]
 
     assert asyncio.run(race()) == []
+
+
+def test_a_server_that_ends_has_its_consumers_leave() -> None:
+    async def go() -> tuple[list[str], list[str]]:
+        async with aio.open(":memory:") as log:
+            served = await served_by(log)
+            await served.attach(READER, REF, "one", name="one", unacked_max=10, timeout_s=60.0)
+            subscription = await (await log.topic("shop/orders")).subscription("s")
+            before = await subscription.consumers()
+            await served.close()
+            return before, await subscription.consumers()
+
+    assert asyncio.run(go()) == (["one"], [])
+
+
+def test_a_consumer_of_a_subscription_that_was_made_again_is_attached_to_the_new_one() -> None:
+    """Another process has deleted it meanwhile: there the consumers of this one are not known."""
+
+    async def go() -> tuple[str, str, str]:
+        async with aio.open(":memory:") as log:
+            served = await served_by(log)
+            first = await served.attach(READER, REF, "one", name="one", unacked_max=10, timeout_s=60.0)
+            topic = await log.topic("shop/orders")
+            subscription = await topic.subscription("s")
+            subscription._subscription.driver._subscriptions.end(subscription.spec, 1)  # noqa: SLF001 - as another does
+            made = await topic.subscribe("s", start=EARLIEST)
+            again = await served.attach(READER, REF, "one", name="one", unacked_max=10, timeout_s=60.0)
+            await served.close()
+            return first.spec.subscription_id, made.spec.subscription_id, again.spec.subscription_id
+
+    first, made, again = asyncio.run(go())
+    assert first != made == again
+
