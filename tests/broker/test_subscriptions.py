@@ -126,7 +126,7 @@ def test_a_pull_that_is_repeated_brings_the_same_records_and_counts_no_delivery(
     assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["lag"] == 0
 
 
-def test_a_repeated_pull_gives_back_its_own_answer_and_not_that_of_a_pull_without_a_number(client: httpx.Client) -> None:
+def test_a_repeated_pull_gives_back_its_own_answer_and_not_that_of_one_without_a_number(client: httpx.Client) -> None:
     append(client, "a", "b", "c")
     subscribe(client)
     consumer = attach(client, "one")

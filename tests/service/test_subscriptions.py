@@ -218,7 +218,7 @@ def test_a_consumer_of_a_subscription_that_was_made_again_is_attached_to_the_new
             first = await served.attach(READER, REF, "one", name="one", unacked_max=10, timeout_s=60.0)
             topic = await log.topic("shop/orders")
             subscription = await topic.subscription("s")
-            subscription._subscription.driver._subscriptions.end(subscription.spec, 1)  # noqa: SLF001 - as another does
+            subscription._subscription.driver._subscriptions.end(subscription.spec, 1)
             made = await topic.subscribe("s", start=EARLIEST)
             again = await served.attach(READER, REF, "one", name="one", unacked_max=10, timeout_s=60.0)
             await served.close()
@@ -226,4 +226,3 @@ def test_a_consumer_of_a_subscription_that_was_made_again_is_attached_to_the_new
 
     first, made, again = asyncio.run(go())
     assert first != made == again
-
