@@ -20,6 +20,7 @@ from forebay.service.quotas import Quotas
 from forebay.service.subscriptions import ConsumerSession, ServedSubscriptions, SubscriptionRef
 from forebay.settings import ServerSettings
 from forebay.storage.subscriptions import SubscriptionDriver
+from forebay.subscriptions.dispatch import Dispatch
 from forebay.topics import SubscriptionOptions, TopicName
 from tests.support.waiting import PATIENCE
 
@@ -209,7 +210,9 @@ def test_a_server_that_ends_has_its_consumers_leave() -> None:
     assert asyncio.run(go()) == (["one"], [])
 
 
-def test_a_consumer_of_a_subscription_that_was_made_again_is_attached_to_the_new_one() -> None:
+def test_a_consumer_of_a_subscription_that_was_made_again_is_attached_to_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Another process has deleted it meanwhile: there the consumers of this one are not known."""
 
     async def go() -> tuple[str, str, str]:
@@ -218,7 +221,9 @@ def test_a_consumer_of_a_subscription_that_was_made_again_is_attached_to_the_new
             first = await served.attach(READER, REF, "one", name="one", unacked_max=10, timeout_s=60.0)
             topic = await log.topic("shop/orders")
             subscription = await topic.subscription("s")
-            subscription._subscription.driver._subscriptions.end(subscription.spec, 1)
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(Dispatch, "consumers", [])
+                await subscription.delete()
             made = await topic.subscribe("s", start=EARLIEST)
             again = await served.attach(READER, REF, "one", name="one", unacked_max=10, timeout_s=60.0)
             await served.close()
