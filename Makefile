@@ -32,7 +32,9 @@ $(READY_SERVERS): requirements-servers.lock requirements-node.lock tests/blobs/a
 
 # Spark starts many times in a run of the tests: its classes are read and checked once.
 $(READY_SPARK): tests/support/archive.py tests/support/jvm.py $(READY)
-	@.venv/bin/python -m tests.support.archive || echo "no whole archive of Spark's classes: tests run, only slower"
+	@echo "making an archive of Spark's classes, once: with it the JVMs of tests start sooner"
+	@.venv/bin/python -m tests.support.archive >.venv/spark-archive.log 2>&1 || \
+		echo "no whole archive of Spark's classes (.venv/spark-archive.log says why): tests run, only slower"
 
 demo: $(READY) ## show Forebay at work, start to finish
 	@.venv/bin/python -m demo
