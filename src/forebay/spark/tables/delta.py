@@ -143,17 +143,35 @@ class DeltaLakeTable:
             return
         kept = f"interval {self._location.settings().table.snapshots_kept_s} seconds"
         configuration = {"delta.logRetentionDuration": kept, "delta.deletedFileRetentionDuration": kept, **properties}
-        self._creation = _Creation(_delta_schema(schema, self.name), configuration)
+        creation = _Creation(_delta_schema(schema, self.name), configuration)
         if new:
+            self._creation = creation
             return
-        with contextlib.suppress(Overtaken):  # another was faster
-            self._create(self._creation, TableChange())
-        self._creation = None
+        self._create_empty(creation)
         self._sync(0)
         self.look()
 
+    def _create_empty(self, creation: _Creation) -> None:
+        """Make the table by a commit of its own, if no other writer is faster. It may have properties of ours."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            DeltaTable.create(
+                self._path,
+                schema=creation.schema,
+                configuration=creation.configuration,
+                storage_options=self._options(),
+                raise_if_key_not_exists=False,
+            )
+        except DeltaError as error:
+            if not self.look():
+                raise Unavailable(f"the Delta table {self.address} cannot be made: {error}") from error
+
     def _create(self, creation: _Creation, change: TableChange) -> None:
-        """Make the table by the commit of a change; `Overtaken` if there is one."""
+        """Make the table by the commit of a change; `Overtaken` if there is one. Deltalake refuses properties that it
+        does not know here.
+        """
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import create_table_with_add_actions
 
