@@ -126,14 +126,11 @@ def test_a_take_that_is_cancelled_when_its_answer_has_come_is_repeated_by_the_ne
 
 
 @pytest.mark.slow
-def test_a_consumer_that_works_long_on_its_records_says_that_it_is_there(
-    log: RemoteLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subscriptions, "SESSION_TIMEOUT_S", 0.9)
+def test_a_consumer_that_works_long_on_its_records_says_that_it_is_there(log: RemoteLog) -> None:
     topic = log.create_topic("cut/long")
     topic.append(b"a")
     subscription = topic.subscribe("billing", start=forebay.EARLIEST, ack_timeout_ms=600_000)
-    with subscription.consumer("worker") as consumer:
+    with subscription.consumer("worker", session_timeout_ms=900) as consumer:
         taken = consumer.take(wait_s=10.0)
         threading.Event().wait(2.5)
         assert subscription.consumers() == ["worker"]
