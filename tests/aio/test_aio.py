@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Awaitable, Callable
@@ -351,7 +352,9 @@ class Held:
         opened = Storage.open
         monkeypatch.setattr(Storage, "open", lambda *a, **k: opened(*a, **k, disk=self.disk))
 
-    def hold(self) -> None:
+    def hold(self, topic: AsyncTopic | None = None) -> None:
+        """From now on; a commit of the topic that is under way, such as the end of an answered one, ends first."""
+
         def wait(kind: str, path: str) -> None:
             # The background sync writes marks of its own at times: those do not wait.
             is_append = not threading.current_thread().name.startswith(SYNC_WORKER)
@@ -359,7 +362,8 @@ class Held:
                 self.stuck.set()
                 assert self.go_on.wait(60)
 
-        self.disk.meet = wait
+        with inside(topic).wal().committing if topic is not None else contextlib.nullcontext():
+            self.disk.meet = wait
 
 
 def test_a_full_queue_makes_appends_wait_in_the_loop_and_refuses_them_in_time(
@@ -370,7 +374,7 @@ def test_a_full_queue_makes_appends_wait_in_the_loop_and_refuses_them_in_time(
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t")
         await topic.append(b"before")
-        held.hold()
+        held.hold(topic)
         first = asyncio.create_task(topic.append(b"stuck"))
         await asyncio.get_running_loop().run_in_executor(None, held.stuck.wait, 60)
         waiting = [asyncio.create_task(topic.append(b"waits")) for _ in range(3)]
@@ -395,7 +399,7 @@ def test_a_cancelled_append_is_there_once_or_not_at_all(tmp_path: Path, monkeypa
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t")
         await topic.append(b"before")
-        held.hold()
+        held.hold(topic)
         cancelled = asyncio.create_task(topic.append(b"cancelled"))
         await asyncio.get_running_loop().run_in_executor(None, held.stuck.wait, 60)
         cancelled.cancel()

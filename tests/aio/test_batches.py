@@ -142,7 +142,7 @@ def test_a_full_queue_makes_batches_wait_and_refuses_them_in_time(
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t")
         await topic.append(b"before")
-        held.hold()
+        held.hold(topic)
         first = asyncio.create_task(topic.append_many([b"stuck"] * 2))
         await asyncio.get_running_loop().run_in_executor(None, held.stuck.wait, 60)
         waiting = asyncio.create_task(topic.append_many([b"waits"] * 3))
@@ -197,7 +197,7 @@ def test_a_batch_that_is_cancelled_once_it_is_queued_appears_once(
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t")
         await topic.append(b"before")
-        held.hold()
+        held.hold(topic)
         cancelled = asyncio.create_task(topic.append_many([b"cancelled"] * 2))
         await asyncio.get_running_loop().run_in_executor(None, held.stuck.wait, 60)
         cancelled.cancel()
@@ -239,7 +239,7 @@ def test_an_ack_is_there_once_the_records_are_queued(tmp_path: Path, monkeypatch
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t")
         await topic.append(b"before")
-        held.hold()
+        held.hold(topic)
         acks = [await topic.append_many_nowait([b"v"] * 2) for _ in range(3)]
         acks.append(await topic.append_arrow_nowait(pa.record_batch({"value": [b"w"]})))
         one = await topic.append_nowait(b"x")
