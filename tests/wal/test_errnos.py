@@ -115,6 +115,28 @@ def test_no_failing_call_breaks_a_promise(name: str, durability: Durability, led
     assert broken[:10] == []
 
 
+@pytest.mark.proves("I1", "I4")
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+def test_a_file_whose_removal_was_not_durable_does_not_come_back_over_what_was_appended_since(
+    durability: Durability,
+) -> None:
+    """A new file cannot be opened and is removed, the directory cannot be synced, and another process goes on."""
+    rig = _begun(durability)
+    reached = rig.disk.calls_reached
+    _close(rig)
+    lasting = plan_faults(rig.disk.calls[reached:], short_writes=False, lasting=True)
+    faults = [fault for fault in lasting if fault.number == errno.EMFILE and _is_of_a_new_file(fault)]
+    assert faults
+
+    found = {str(fault): _live_through(_close, durability, fault, OncePerDisk()) for fault in faults}
+
+    assert found == {str(fault): [] for fault in faults}
+
+
+def _is_of_a_new_file(fault: PlannedFault) -> bool:
+    return fault.call.kind == "open" and fault.call.path.endswith("/00000000000000000004-00000001.seg")
+
+
 def _plan(name: str, durability: Durability) -> Iterator[PlannedFault]:
     rig = _begun(durability)
     reached = rig.disk.calls_reached

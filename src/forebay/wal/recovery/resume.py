@@ -208,9 +208,13 @@ def _drop_leftovers(disk: Disk, facts: Survey) -> None:
 
 
 def _make_durable(disk: Disk, last: LogScan, *, doubtful: bool) -> None:
-    """Set the torn tail aside, cut it, and make what stays durable before anyone reads it."""
+    """Set the torn tail aside, cut it, and make what stays durable before anyone reads it.
+
+    So are the names: a file that was removed, and whose removal is not durable, would be there again after a power cut,
+    as the newest one, and what this one got since would count for nothing. A clean mark is written behind that.
+    """
+    directory, _, name = last.path.rpartition("/")
     if last.torn_bytes and not last.ends_damaged:
-        directory, _, name = last.path.rpartition("/")
         make_directories(disk, f"{directory}/{ASIDE}")
         replace_file(disk, f"{directory}/{ASIDE}/{name}.{last.stop}", _rest(last.file, last.stop))
         last.file.truncate(last.stop)
@@ -224,6 +228,7 @@ def _make_durable(disk: Disk, last: LogScan, *, doubtful: bool) -> None:
     except OSError:
         _doubt(disk, last)
         raise
+    disk.sync_directory(directory)
 
 
 def _doubt(disk: Disk, last: LogScan) -> None:
