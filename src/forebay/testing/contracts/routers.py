@@ -6,6 +6,7 @@ Inherit `RouterContract`, and give it a fixture `routed`: a log, and its routers
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import pytest
 
 from forebay.errors import Conflict, Invalid, UnknownRouter, UnknownTopic
 from forebay.records import EARLIEST, Position, Record
-from forebay.routing import HeaderMatch, RouterState
+from forebay.routing import HeaderMatch, RouterState, RouterStatus
 from forebay.surface import Log, Routers
 from forebay.testing.contracts.surface import PATIENT_S
 
@@ -36,6 +37,16 @@ class RoutedLog(NamedTuple):
         """The first records of a topic, waited for."""
         with self.log.topic(topic).follow(EARLIEST, timeout=PATIENT_S) as stream:
             return list(itertools.islice(stream, count))
+
+    def counted(self, name: str, count: int) -> dict[str, RouterStatus]:
+        """How all routers fare once this one has counted so many records, which it does behind their append."""
+        waiting = threading.Event()
+        for _ in range(int(PATIENT_S / 0.05)):
+            found = {status.router.name: status for status in self.routers.statuses()}
+            if found[name].routed >= count:
+                return found
+            waiting.wait(0.05)
+        raise AssertionError(f"{name} has not counted {count} records in {PATIENT_S:g} s")
 
 
 def values(records: Iterable[Record]) -> list[bytes | None]:
@@ -120,7 +131,7 @@ class RouterContract:
         routed.arrived("shop/all", 1)
 
         assert [router.name for router in routed.routers.all()] == ["a", "z"]
-        found = {status.router.name: status for status in routed.routers.statuses()}
+        found = routed.counted("z", 1)
         assert (found["z"].routed, found["a"].routed, found["z"].lost, found["z"].failures) == (1, 0, {}, {})
         assert [source.topic for source in found["z"].router.sources] == ["shop/a", "shop/b"]
         routed.log.delete_topic("shop/all")
