@@ -411,23 +411,23 @@ class SubscriptionDriver:
 
     def _catch_up(self) -> None:
         """Where records are delivered at most once: leave out what lies too far behind."""
-        if not self.dispatch.is_lossy:
-            return
-        for number in self.dispatch.partitions:
-            shard = self.topic.shard_if_open(number)
-            if shard is not None:
-                self.dispatch.catch_up(number, shard.published())
+        for number, shard in self._open_and_lossy():
+            self.dispatch.catch_up(number, shard.published())
 
     def _catch_up_cached(self) -> None:
         """As `_catch_up`, by what can be read now: what is only queued is not written, a thread does that."""
-        if not self.dispatch.is_lossy:
-            return
-        for number in self.dispatch.partitions:
-            shard = self.topic.shard_if_open(number)
-            if shard is not None:
-                self.dispatch.catch_up(number, shard.reach().head)
-                # Where more is queued, memory has not got it, and so a thread is asked.
-                self.dispatch.has_more(number)
+        for number, shard in self._open_and_lossy():
+            self.dispatch.catch_up(number, shard.reach().head)
+            # Where more is queued, memory has not got it, and so a thread is asked.
+            self.dispatch.has_more(number)
+
+    def _open_and_lossy(self) -> Iterator[tuple[int, ReadShard]]:
+        """The open shards of a topic whose records are delivered at most once; none of another topic."""
+        if self.dispatch.is_lossy:
+            for number in self.dispatch.partitions:
+                shard = self.topic.shard_if_open(number)
+                if shard is not None:
+                    yield number, shard
 
     def _deliver_once(self, claimed: Iterable[Claimed]) -> None:
         """Where records are delivered at most once: these are done, whatever becomes of them."""
