@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from forebay import Conflict, Indeterminate, Storage, Unavailable
 from forebay.aio import AsyncLog, AsyncTopic
+from forebay.appends.queue import QueueFull
 from forebay.testing.inside import inside
+from forebay.wal.log import Wal
 from tests.aio.test_aio import collected
 from tests.storage.rig import WatchedDisk, quick, values
 from tests.support.waiting import PATIENCE
@@ -22,10 +26,11 @@ from tests.support.waiting import PATIENCE
 class Server:
     """A log that commits each turn of its loop, and which thread writes its segments."""
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **wal: object) -> None:
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *, room_s: float = 0.0, **wal: object) -> None:
         # No background sync comes in between: a commit beside one is left to others.
         self._settings = quick(sync_interval_ms=600_000, mark_interval_ms=600_000, **wal)
         self._path = path
+        self._room_s = room_s
         self.disk = WatchedDisk()
         self.writers: list[str] = []
         self.disk.meet = self.note
@@ -38,7 +43,8 @@ class Server:
 
     def run(self, use: Callable[[AsyncLog], Awaitable[None]]) -> None:
         async def whole() -> None:
-            async with asyncio.timeout(PATIENCE), AsyncLog(self._path, self._settings, commits_each_turn=True) as log:
+            opening = AsyncLog(self._path, self._settings, commits_each_turn=True, room_s=self._room_s)
+            async with asyncio.timeout(PATIENCE), opening as log:
                 await use(log)
 
         asyncio.run(whole())
@@ -171,6 +177,99 @@ def test_appends_of_one_turn_that_are_in_doubt_and_repeated_stand_once(
         server.run(use)
     finally:
         go_on.set()
+
+
+class FullQueue:
+    """A topic whose two partitions have full queues: nothing is written until `go_on` is set."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.go_on = threading.Event()
+
+    def run(self, use: Callable[[AsyncTopic, list[asyncio.Task[int]]], Awaitable[None]]) -> None:
+        """Hand on the topic, and the appends that wait in the queues."""
+
+        async def filled(log: AsyncLog) -> None:
+            topic = await log.create_topic("t", partitions=2)
+            for partition in range(2):
+                await topic.append(b"first", partition=partition)
+            held = threading.Barrier(3)
+            holding = [asyncio.create_task(asyncio.to_thread(self._hold, inside(topic).wal(n), held)) for n in range(2)]
+            try:
+                await asyncio.to_thread(held.wait, PATIENCE)
+                queued = [asyncio.create_task(topic.append(b"q", partition=number % 2)) for number in range(8)]
+                await use(topic, queued)
+            finally:
+                self.go_on.set()
+                await asyncio.gather(*holding)
+
+        self._server.run(filled)
+
+    def _hold(self, wal: Wal, held: threading.Barrier) -> None:
+        with wal.committing:
+            held.wait(PATIENCE)
+            assert self.go_on.wait(PATIENCE)
+
+
+def _requests(topic: AsyncTopic) -> list[Awaitable[Any]]:
+    """What a server does for one record, for several, for rows of Arrow, and for records of both partitions."""
+    rows = pa.record_batch({"value": pa.array([b"r", b"r"], pa.binary())})
+    keys = [b"k%d" % number for number in range(8)]
+    return [
+        topic.append_nowait(b"one", partition=0),
+        topic.append_many_nowait([b"m", b"m"], partition=1, producer=7, sequence=0),
+        topic.append_arrow_nowait(rows, partition=0),
+        topic.append_many_nowait([b"s"] * 8, keys=keys),
+    ]
+
+
+async def _counted(topic: AsyncTopic) -> Counter[bytes | None]:
+    """How often each value is in both partitions."""
+    return Counter(values([*await collected(topic.read(partition=0)), *await collected(topic.read(partition=1))]))
+
+
+def test_requests_wait_a_moment_for_room_in_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More records under way than a queue takes are no reason to refuse one: the queue is written out in no time."""
+    full = FullQueue(Server(tmp_path / "log", monkeypatch, room_s=PATIENCE, queue_records_max=4))
+
+    async def use(topic: AsyncTopic, queued: list[asyncio.Task[int]]) -> None:
+        gone, *waiting = [
+            asyncio.ensure_future(each) for each in (topic.append_nowait(b"gone", partition=1), *_requests(topic))
+        ]
+        await asyncio.sleep(0.1)
+        assert not any(each.done() for each in waiting), "there is no room, and none is refused"
+        gone.cancel()
+        full.go_on.set()
+
+        for ack in await asyncio.gather(*waiting):
+            await ack
+        await asyncio.gather(*queued)
+        found = await _counted(topic)
+        assert found == {b"first": 2, b"q": 8, b"one": 1, b"m": 2, b"r": 2, b"s": 8}, "each once, and none that went"
+
+    full.run(use)
+
+
+def test_requests_are_refused_when_there_was_no_room_for_long_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FullQueue(Server(tmp_path / "log", monkeypatch, room_s=0.3, queue_records_max=4))
+
+    async def use(topic: AsyncTopic, queued: list[asyncio.Task[int]]) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            began = loop.time()
+            refused = await asyncio.gather(*_requests(topic), return_exceptions=True)
+            assert [type(each) for each in refused] == [QueueFull] * 4
+            assert loop.time() - began >= 0.3
+        full.go_on.set()
+        await asyncio.gather(*queued)
+        for ack in await asyncio.gather(*_requests(topic)):
+            await ack
+        found = await _counted(topic)
+        assert found == {b"first": 2, b"q": 8, b"one": 1, b"m": 2, b"r": 2, b"s": 8}, "nothing of what was refused"
+
+    full.run(use)
 
 
 def test_a_shard_that_another_thread_writes_does_not_hold_the_loop(

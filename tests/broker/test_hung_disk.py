@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from forebay import Storage
+from forebay.broker.serve import ROOM_SECONDS
+from forebay.settings import Settings
 from tests.storage.rig import WatchedDisk
 from tests.support.brokers import running_broker
 from tests.support.waiting import PATIENCE, until
@@ -117,3 +119,31 @@ def test_a_broker_that_is_told_to_stop_while_a_write_hangs_stops_in_order_once_i
         assert waiting.result() == 1
     with running_broker(tmp_path / "data") as broker, broker.client() as client:
         assert values(client, STUCK) == ["first", "held up"]
+
+
+@pytest.mark.slow
+def test_a_request_waits_a_second_for_room_in_a_full_queue_and_is_then_refused(
+    tmp_path: Path, disk: HangingDisk
+) -> None:
+    settings = Settings.load(None, {"server": {"port": 0}, "wal": {"queue_records_max": 2}}, environment={})
+    with (
+        running_broker(tmp_path / "data", settings) as broker,
+        ThreadPoolExecutor(4) as threads,
+        broker.client() as client,
+    ):
+        begin(tmp_path / "data", client, disk, "disk")
+        try:
+            under_way = [threads.submit(append, client, STUCK, "written")]
+            assert disk.hangs.wait(PATIENCE)
+            under_way += [threads.submit(append, client, STUCK, "queued") for _ in range(2)]
+            until(lambda: broker.process.broker.traffic.under_way == 3)
+            refused = client.post(f"{STUCK}/records", json=[{"value": "refused"}])
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "throttled")
+            assert refused.headers["retry-after"] == "1"
+            assert refused.elapsed.total_seconds() >= ROOM_SECONDS
+            under_way.append(threads.submit(append, client, STUCK, "waited"))
+            until(lambda: broker.process.broker.traffic.under_way == 4)
+        finally:
+            disk.go_on.set()
+        assert sorted(each.result() for each in under_way) == [1, 2, 3, 4]
+        assert sorted(values(client, STUCK)) == ["first", "queued", "queued", "waited", "written"]

@@ -51,13 +51,18 @@ class AsyncLog:
         read_only: bool = False,
         may_own: MayOwn | None = None,
         commits_each_turn: bool = False,
+        room_s: float = 0.0,
     ) -> None:
-        """With `commits_each_turn` what one turn of the loop has queued is committed together: see `turns`."""
+        """With `commits_each_turn` what one turn of the loop has queued is committed together: see `turns`.
+
+        For so many seconds `room_s` an append by `append_nowait` and its like waits for room in a full queue.
+        """
         self._open = partial(Storage.open, path, settings, read_only=read_only, may_own=may_own)
         self._storage: Storage | None = None
         self._workers = Workers(
             reads_waiting_max=settings.server.reads_waiting_per_principal_max,
             commits_each_turn=commits_each_turn,
+            room_s=room_s,
         )
         self._opening = RankedLock(Rank.LOG, "aio.opening")
         self._found: Storage | None = None

@@ -68,6 +68,7 @@ class AsyncTopic:
         self._run = workers.run
         self._workers = workers
         self._timeout = settings.wal.append_timeout_ms / 1000
+        self._room_s = workers.room_s
         self._room = Published(topic)
         self._turns = TurnCommits(self._appender.commit_soon) if workers.commits_each_turn else None
         self._opening: dict[int, _Opening] = {}
@@ -130,13 +131,16 @@ class AsyncTopic:
     ) -> Ack:
         """See `Topic.append_nowait`: returns once the record is queued; await the ack for its offset.
 
-        It waits for nothing but the opening of a shard.
+        It waits for nothing but the opening of a shard, and in a server a moment for room in a full queue.
         """
         ack, single = self._appender.prepare(
             value, key, tag, headers, timestamp, partition, producer, sequence, previous
         )
-        if not self._is_queued(single, self._opening):
-            await self._queue_when_open(single)
+        try:
+            if not self._is_queued(single, self._opening):
+                await self._queue_when_open(single)
+        except QueueFull as full:
+            await self._queue_within(self._room_s, single, full)
         return ack
 
     def _is_queued(self, item: Queueable, waiting: Container[int]) -> bool:
@@ -171,8 +175,16 @@ class AsyncTopic:
 
     async def _queue_patiently(self, item: Queueable, full: QueueFull) -> None:
         """Queue it when there is room, or raise `Unavailable` when the time is up."""
+        try:
+            await self._queue_within(self._timeout, item, full)
+        except QueueFull as still:
+            waited = round(self._timeout * 1000)
+            raise Unavailable(f"{self.name}: waited {waited} ms (wal.append_timeout_ms): {still}") from still
+
+    async def _queue_within(self, seconds: float, item: Queueable, full: QueueFull) -> None:
+        """Queue it when there is room, or raise why there was none when the time is up."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout
+        deadline = loop.time() + seconds
         with self._room as room:
             while (left := deadline - loop.time()) > 0:
                 published = room.next()
@@ -184,8 +196,7 @@ class AsyncTopic:
                 else:
                     return
                 await asyncio.wait([published], timeout=min(left, LOOK_SECONDS))
-        waited = round(self._timeout * 1000)
-        raise Unavailable(f"{self.name}: waited {waited} ms (wal.append_timeout_ms): {full}") from full
+        raise full
 
     async def append_many(
         self,
@@ -231,7 +242,7 @@ class AsyncTopic:
     ) -> BatchAck:
         """See `Topic.append_many_nowait`: returns once the records are queued; await the ack for their offsets.
 
-        It waits for nothing but the opening of a shard.
+        It waits for nothing but the opening of a shard, and in a server a moment for room in a full queue.
         """
         records = await self._prepared_many(
             values,
@@ -368,7 +379,7 @@ class AsyncTopic:
                 if not self._is_queued(share, self._opening):
                     later.append(share)
             except QueueFull as full:
-                if is_patient:
+                if is_patient or self._room_s:
                     later.append(share)
                 else:
                     share.ticket.finish(full)
@@ -390,9 +401,10 @@ class AsyncTopic:
                 if not self._is_queued(share, self._opening):
                     await self._queue_when_open(share)
             except QueueFull as full:
-                if not is_patient:
-                    raise
-                await self._queue_patiently(share, full)
+                if is_patient:
+                    await self._queue_patiently(share, full)
+                else:
+                    await self._queue_within(self._room_s, share, full)
         except ForebayError as error:
             share.ticket.finish(error)
 

@@ -33,10 +33,12 @@ class Workers:
     none of them keeps a call to the metadata store waiting.
     """
 
-    def __init__(self, *, reads_waiting_max: int, commits_each_turn: bool) -> None:
+    def __init__(self, *, reads_waiting_max: int, commits_each_turn: bool, room_s: float) -> None:
         """`reads_waiting_max` reads of one caller with a name may wait for a thread."""
         self.commits_each_turn = commits_each_turn
         """Whether commits are asked for at the end of each turn of the loop: see `turns`."""
+        self.room_s = room_s
+        """How long an append that does not wait for its outcome waits for room in a full queue."""
         self._control = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
         self._reads = ReadThreads(reads_waiting_max)
         self._jobs = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-job")
@@ -114,7 +116,8 @@ class Published:
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[asyncio.Future[None]] = []
+        self._next: asyncio.Future[None] | None = None
+        """What all tasks wait for that wait now: one future, however often each looks again."""
         self._asked = False
         self._users = 0
         self._leave: Callable[[], None] | None = None
@@ -135,9 +138,9 @@ class Published:
 
     def next(self) -> asyncio.Future[None]:
         """Done at the next publication after this call."""
-        published = self._loop.create_future()
-        self._waiting.append(published)
-        return published
+        if self._next is None:
+            self._next = self._loop.create_future()
+        return self._next
 
     def _wake(self) -> None:
         if not self._asked:
@@ -146,10 +149,9 @@ class Published:
 
     def _wake_waiting(self) -> None:
         self._asked = False
-        waiting, self._waiting = self._waiting, []
-        for published in waiting:
-            if not published.done():
-                published.set_result(None)
+        published, self._next = self._next, None
+        if published is not None:
+            published.set_result(None)
 
 
 def wake_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 SWITCH_SECONDS: Final = 0.0005
 """How long a thread may keep the interpreter from the event loop."""
+ROOM_SECONDS: Final = 1.0
+"""How long a request waits for room in a full append queue before it is answered with 429."""
 BACKLOG: Final = 2048
 DESCRIPTORS_MAX: Final = 16_384
 """Open log files of a server, where the system allows so many."""
@@ -118,7 +120,7 @@ class BrokerRun:
         on_bound(url_of(bound, self._settings.server))
         try:
             async with (
-                AsyncLog(self._path, self._settings, commits_each_turn=True) as log,
+                AsyncLog(self._path, self._settings, commits_each_turn=True, room_s=ROOM_SECONDS) as log,
                 self._tokens(log) as tokens,
                 self._routers(log) as routers,
             ):

@@ -136,7 +136,7 @@ class RouterRunner:
 
     async def _move_all(self, signals: _LoopSignals) -> None:
         reads_waiting_max = self._log.settings.server.reads_waiting_per_principal_max
-        workers = Workers(reads_waiting_max=reads_waiting_max, commits_each_turn=False)
+        workers = Workers(reads_waiting_max=reads_waiting_max, commits_each_turn=False, room_s=0.0)
         tasks: dict[MovedPart, asyncio.Task[None]] = {}
         try:
             while not signals.stopped.is_set():
