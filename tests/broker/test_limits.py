@@ -211,7 +211,7 @@ def test_records_that_are_looked_at_have_a_size_that_there_is_room_for(tmp_path:
         options = {"start": "earliest", "deliveries_max": 1, "on_spent": "dead_letter"}
         assert client.put(subscription, json=options).status_code == 200
         for _ in range(6):
-            raw = {"content": bytes(400_000), "headers": {"content-type": "application/octet-stream"}}
+            raw = {"content": b"x" * 400_000, "headers": {"content-type": "application/octet-stream"}}
             assert client.post(RECORDS, **raw).status_code == 200  # type: ignore[arg-type]
 
         peeked = client.get(f"{subscription}/peek", params={"records_max": 100}).json()["records"]
@@ -226,6 +226,10 @@ def test_records_that_are_looked_at_have_a_size_that_there_is_room_for(tmp_path:
         with held_elsewhere(broker, broker.process.broker.settings.bytes_in_flight_max - 1000):
             assert client.get(letters).status_code == 429
             assert client.get(f"{subscription}/peek").status_code == 429
+        with held_elsewhere(broker, broker.process.broker.settings.bytes_in_flight_max - 1_500_000):
+            fitting = client.get(letters)
+            assert fitting.status_code == 200, fitting.text
+            assert len(fitting.json()["letters"]) == 1
 
 
 def test_a_pull_takes_what_there_is_room_for(tmp_path: Path) -> None:
