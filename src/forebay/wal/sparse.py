@@ -5,6 +5,7 @@ A log file that is still growing has no index file; this takes its place. Pure b
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 
 import numpy as np
@@ -14,14 +15,17 @@ ENTRY_BYTES = 4096
 
 
 class SparseIndex:
-    """Entries in file order: first offset, byte position, and the highest time of all frames up to the next entry."""
+    """Entries in file order: first offset, byte position, and the highest time of all frames up to the next entry.
+
+    An entry takes 24 bytes, so that thousands of shards with a long log file each stay small.
+    """
 
     __slots__ = ("_offsets", "_positions", "_times", "times_known")
 
     def __init__(self) -> None:
-        self._offsets: list[int] = []
-        self._positions: list[int] = []
-        self._times: list[int] = []
+        self._offsets = array("q")
+        self._positions = array("q")
+        self._times = array("q")
         self.times_known = True
 
     def add(self, offset: int, position: int, time_max: int | None) -> None:
@@ -42,9 +46,9 @@ class SparseIndex:
         self.times_known = False
         last = self._positions[-1] if self._positions else -ENTRY_BYTES
         rows = np.flatnonzero(np.diff(positions // ENTRY_BYTES, prepend=last // ENTRY_BYTES))
-        self._offsets += offsets[rows].tolist()
-        self._positions += positions[rows].tolist()
-        self._times += [self._times[-1] if self._times else 0] * len(rows)
+        self._offsets.frombytes(offsets[rows].astype(np.int64).tobytes())
+        self._positions.frombytes(positions[rows].astype(np.int64).tobytes())
+        self._times.extend([self._times[-1] if self._times else 0] * len(rows))
 
     def thinned(self, step_bytes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Offsets and positions of entries that lie at least so many bytes apart."""
