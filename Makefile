@@ -46,7 +46,8 @@ docs: $(READY) ## build the documents as a site in build/site; any warning fails
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 	@echo "build/site/index.html is the first page; for its search: .venv/bin/python -m http.server -d build/site"
 
-test: $(READY_SERVERS) $(READY_SPARK) ## every check there is: lint, format, types, import contracts, docs, all tests
+test: $(READY) ## every check there is: lint, format, types, import contracts, docs, all tests
+	@$(MAKE) --no-print-directory --jobs=2 $(READY_SERVERS) $(READY_SPARK)
 	@tools/run_tests.sh all
 
 check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that are neither slow nor Spark

@@ -46,7 +46,7 @@ compile_tests() {
 stage lint "$bin/ruff" check "${sources[@]}"
 stage format "$bin/ruff" format --check "${sources[@]}"
 stage contracts "$bin/lint-imports" --no-logo
-if [ ! -d tests/__pycache__ ]; then
+if ! compgen -G 'tests/__pycache__/test_*-pytest-*.pyc' > /dev/null; then
     stage compile compile_tests
 fi
 stage types end_types

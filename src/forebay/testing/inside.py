@@ -328,6 +328,8 @@ class InsideLog:
         _owner(self.log).cleanup.look_for_moved()
         self.workers.history.step()
         self.workers.cleanup.step()
+        # Waits where the worker itself has just begun with a shard.
+        _owner(self.log).clear_moved()
 
     @property
     def deletions(self) -> Deletions:
