@@ -6,7 +6,7 @@ import asyncio
 import errno
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -223,9 +223,13 @@ def _requests(topic: AsyncTopic) -> list[Awaitable[Any]]:
     ]
 
 
-async def _counted(topic: AsyncTopic) -> Counter[bytes | None]:
-    """How often each value is in both partitions."""
-    return Counter(values([*await collected(topic.read(partition=0)), *await collected(topic.read(partition=1))]))
+async def _all_stand_once(topic: AsyncTopic, queued: list[asyncio.Task[int]], asked: Iterable[Awaitable[Any]]) -> None:
+    """Once the queues are written, what waited in them and what these `_requests` asked for is there, and no more."""
+    for ack in await asyncio.gather(*asked):
+        await ack
+    await asyncio.gather(*queued)
+    found = [*await collected(topic.read(partition=0)), *await collected(topic.read(partition=1))]
+    assert Counter(values(found)) == {b"first": 2, b"q": 8, b"one": 1, b"m": 2, b"r": 2, b"s": 8}
 
 
 def test_requests_wait_a_moment_for_room_in_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,11 +245,7 @@ def test_requests_wait_a_moment_for_room_in_a_full_queue(tmp_path: Path, monkeyp
         gone.cancel()
         full.go_on.set()
 
-        for ack in await asyncio.gather(*waiting):
-            await ack
-        await asyncio.gather(*queued)
-        found = await _counted(topic)
-        assert found == {b"first": 2, b"q": 8, b"one": 1, b"m": 2, b"r": 2, b"s": 8}, "each once, and none that went"
+        await _all_stand_once(topic, queued, waiting)
 
     full.run(use)
 
@@ -263,11 +263,9 @@ def test_requests_are_refused_when_there_was_no_room_for_long_enough(
             assert [type(each) for each in refused] == [QueueFull] * 4
             assert loop.time() - began >= 0.3
         full.go_on.set()
+
         await asyncio.gather(*queued)
-        for ack in await asyncio.gather(*_requests(topic)):
-            await ack
-        found = await _counted(topic)
-        assert found == {b"first": 2, b"q": 8, b"one": 1, b"m": 2, b"r": 2, b"s": 8}, "nothing of what was refused"
+        await _all_stand_once(topic, queued, _requests(topic))
 
     full.run(use)
 

@@ -6,6 +6,7 @@ import errno
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,6 +233,23 @@ def test_the_sparse_index_never_points_behind_what_is_looked_for(frames: list[tu
         found = index.position_at_time(wanted)
         assert (found is None) == (first is None)
         assert found is None or (first is not None and found <= first)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3 * ENTRY_BYTES)), min_size=1), st.integers(0, 100))
+def test_frames_that_are_noted_together_are_found_as_those_that_are_noted_one_by_one(
+    frames: list[tuple[int, int]], apart: int
+) -> None:
+    bases = np.cumsum([0, *(count for count, _ in frames)])[:-1]
+    places = np.cumsum([64, *(length for _, length in frames)])[:-1]
+    index = SparseIndex()
+    for base, place in zip(bases[:apart].tolist(), places[:apart].tolist(), strict=True):
+        index.add(base, place, 0)
+    index.add_many(bases[apart:], places[apart:])
+
+    for base, place in zip(bases.tolist(), places.tolist(), strict=True):
+        found = index.position_of(base)
+        assert found is not None and place - 2 * ENTRY_BYTES < found <= place
+        assert found in places
 
 
 class Replaced:
