@@ -284,6 +284,24 @@ def test_start_by_time_and_columns_of_a_stream(pipe: Pipe, log: forebay.Storage,
     assert stream.load().columns == ["offset", "value"]
 
 
+def test_a_stream_with_a_condition_has_each_row_that_meets_it_once(pipe: Pipe, log: forebay.Storage) -> None:
+    """A micro-batch in which no record meets the condition has no rows, and the query goes on behind it."""
+    filled = Filled(log, "shop/orders")
+    filled.many(100)
+    where = "key = 'key-10' AND offset < 150"
+
+    progress = pipe.run(where=where).lastProgress
+    filled.many(100)
+    pipe.run(where=where, maxOffsetsPerTrigger="10")
+
+    meeting = [row for row in filled.rows if row["key"] == b"key-10" and row["offset"] < 150]
+    assert pipe.sink.rows == meeting
+    assert progress is not None
+    assert progress["numInputRows"] == len([row for row in meeting if row["offset"] < 100]) > 0
+    assert len(pipe.sink.batches) == 1 + 10, "a limit counts what lies between the offsets"
+    assert not pipe.sink.batches[10]
+
+
 def test_topic_created_again_fails_the_query_by_name(pipe: Pipe, log: forebay.Storage) -> None:
     Filled(log, "shop/orders").many(10)
     pipe.run()

@@ -23,6 +23,7 @@ from forebay.spark.reading.plan import resolve
 from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot, Split
 from forebay.spark.reading.streaming.offsets import Place, Point, StreamOffsets
 from forebay.spark.reading.streaming.stream import AWAY_SECONDS, LOOK_SECONDS, LOOK_SHARE, WAIT_SECONDS, TopicStream
+from forebay.spark.reading.where import parse_where
 from forebay.testing.clock import ManualClock
 from forebay.topics import TopicName
 
@@ -240,6 +241,20 @@ def test_gaps_do_not_count_as_records() -> None:
     for limit in ({"offsets_max": 15}, {"bytes_max": 1500}):
         stream = land.stream(**limit)
         assert _ends(stream.latest(stream.initial())) == {"a/b[0]": 70_005}
+
+
+def test_a_condition_narrows_the_tasks_and_not_how_far_the_query_is() -> None:
+    land = Land(_view(stop=70), _view(partition=1, stop=40))
+    stream = land.stream(where=parse_where("partition = 0 AND offset >= 50 AND tag = 'eu'"))
+    start = stream.initial()
+    end = stream.latest(start)
+
+    splits = stream.splits(start, end, ("value",))
+
+    assert _ends(end) == {"a/b[0]": 70, "a/b[1]": 40}
+    assert _ranges(splits) == [("a/b[0]", 50, 70)]
+    assert all(split.filters == parse_where("partition = 0 AND offset >= 50 AND tag = 'eu'") for split in splits)
+    assert stream.splits(start, stream.latest(start), ("value",)) == splits
 
 
 def test_evicted_before_it_was_read_is_a_named_loss(caplog: pytest.LogCaptureFixture) -> None:

@@ -185,6 +185,7 @@ def test_what_cannot_be_applied_is_quoted_with_what_to_do(text: str, part: str, 
     assert "filter the DataFrame that was loaded" in message
 
 
-def test_a_stream_refuses_it_by_name() -> None:
-    with pytest.raises(Invalid, match='option "where" is for spark.read: filter the stream itself'):
-        ReadOptions.parse({"path": "/data", "topic": "a", "where": "offset > 1"}, streaming=True)
+def test_a_stream_takes_the_same_conditions() -> None:
+    options = {"path": "/data", "topic": "a", "where": "offset > 1 AND tag = 'eu'"}
+
+    assert ReadOptions.parse(options, streaming=True).where == ReadOptions.parse(options).where

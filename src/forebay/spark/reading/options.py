@@ -143,8 +143,6 @@ def _refuse_unknown(given: Mapping[str, str], *, streaming: bool) -> None:
         every = f"the options are {', '.join(NAMES)}"
         way_out = _OTHER_WORDS.get(name, f"did you mean {known[near[0]]}? {every}" if near else every)
         raise Invalid(f'option "{name}" is not known to the forebay source: {way_out}')
-    if streaming and "where" in given:
-        raise Invalid('option "where" is for spark.read: filter the stream itself, with its own .where(…)')
     for name in ENDING_NAMES if streaming else STREAM_NAMES:
         if name.lower() in given:
             raise Invalid(
@@ -263,9 +261,9 @@ def is_for_stream(options: Mapping[str, str]) -> bool:
 
 
 def is_for_batch(options: Mapping[str, str]) -> bool:
-    """Whether these options make sense for a batch read alone: a stream has no end, and no `where`."""
+    """Whether these options make sense for a batch read alone: a stream has no end."""
     given = {name.lower() for name in options}
-    return any(name.lower() in given for name in (*ENDING_NAMES, "where"))
+    return any(name.lower() in given for name in ENDING_NAMES)
 
 
 def parse_columns(text: str) -> tuple[str, ...]:

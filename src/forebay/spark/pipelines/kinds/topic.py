@@ -212,10 +212,9 @@ class TopicSource:
             options["startingOffsets"] = "earliest"
         if self.ending is not None:
             options["endingOffsets"] = str(self.ending)
-        if self.choice.where is not None and not context.streams:
+        if self.choice.where is not None:
             options["where"] = str(self.choice.where)
-        # Spark filters a stream behind the read, which must show what the condition is about.
-        if self.choice.columns and (self.choice.where is None or not context.streams):
+        if self.choice.columns:
             options["columns"] = ",".join(self._record_columns())
         return options
 
@@ -263,8 +262,6 @@ class TopicSource:
     def frame(self, spark: SparkSession, context: Context) -> DataFrame:
         reader = spark.readStream if context.streams else spark.read
         records = reader.format("forebay").options(**self.read_options(context)).load()
-        if context.streams and self.choice.where is not None:
-            records = records.where(str(self.choice.where))
         frame = decoded(records, self)
         if self.choice.columns:
             frame = frame.select(*(quoted(name) for name, _ in self.columns))

@@ -96,7 +96,11 @@ class TopicStream:
         return _of_points(points, views)
 
     def splits(self, start: StreamOffsets, end: StreamOffsets, columns: tuple[str, ...]) -> list[Split]:
-        """The tasks that read from one point to another; the same rows whenever they are planned."""
+        """The tasks that read from one point to another; the same rows whenever they are planned.
+
+        Of the records between the points they show those that meet the condition of the options. How far a micro-batch
+        goes does not depend on it.
+        """
         views = self._covering(end)
         assert self._seen is not None
         shards = {_place(view): shard for shard, view in enumerate(self._seen.shards)}
@@ -109,6 +113,7 @@ class TopicStream:
             self._seen,
             [wanted for wanted in ranges if wanted.start < wanted.stop],
             columns=columns,
+            filters=self._options.where,
             partitions_min=self._options.partitions_min,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
