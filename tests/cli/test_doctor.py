@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import resource
 import shutil
@@ -40,13 +41,24 @@ def test_every_question_is_answered_and_nothing_is_left_behind(tmp_path: Path) -
     answers = _answers(shell)
     text = shell.ok("doctor").out
 
-    asked = {"versions", "packages", "java", "limits", "file system", "space", "disk", "clock", "lock", "directory"}
-    assert asked | {"orphans"} == set(answers)
+    asked = {"versions", "packages", "extras", "java", "limits", "file system", "space", "disk", "clock", "lock"}
+    assert asked | {"directory", "orphans"} == set(answers)
+    assert f"rich {importlib.metadata.version('rich')}" in answers["packages"][1]
+    assert "lake (whole)" in answers["extras"][1]
     assert f"forebay {forebay.__version__}" in answers["versions"][1]
     assert "ms" in answers["disk"][1]
     assert answers["lock"][0] == "ok" and "1 topics" in answers["directory"][1]
     assert len(text.splitlines()) == len(answers)
     assert snapshot(shell.directory) == before
+
+
+def test_what_an_extra_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "version_of", lambda package: None if package == "deltalake" else "1.0")
+
+    answers = _answers(Shell(tmp_path / "log"))
+
+    assert "lake (lacks deltalake)" in answers["extras"][1] and "spark (whole)" in answers["extras"][1]
+    assert "deltalake" not in answers["packages"][1]
 
 
 def test_what_is_shared_is_tried_and_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pytest
 
 import forebay
+from forebay.cli.extras import declared, extra_with
 from forebay.errors import Unsupported
 from forebay.spark.jobs.profile.page import require_plots
 from forebay.spark.values.avro import AvroValues
@@ -106,17 +109,73 @@ def test_an_extra_alone_imports_what_it_promises(extra: str) -> None:
 
 def _import_alone(extra: str | None, modules: list[str], code: str = "") -> None:
     """Import modules in a process that has nothing but what the package with an extra brings."""
+    ended = _run_alone(extra, [name for name in modules if not name.endswith("__main__")], code)
+    assert ended.returncode == 0, ended.stderr
+
+
+def _run_alone(
+    extra: str | None, modules: list[str], code: str, words: Sequence[str] = (), home: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Import modules, then run code, in a process that has nothing but what the package with an extra brings."""
     installed = closure(extra)
     blocked = [module for module, names in distributions().items() if not names & installed and module not in OURS]
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{_BLOCKED}\n{code}"],
-        input=json.dumps([blocked, [name for name in modules if not name.endswith("__main__")]]),
+    return subprocess.run(
+        [sys.executable, "-c", f"{_BLOCKED}\n{code}", *words],
+        input=json.dumps([blocked, modules]),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
+        cwd=home,
     )
-    assert ended.returncode == 0, ended.stderr
+
+
+_COMMAND: Final = """
+from forebay.cli import main
+
+assert main(["topic", "create", "shop/orders"]) == 0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("history compact", "spark"),
+        ("pipeline plan shop.yml", "spark"),
+        ("table register shop/orders", "lake"),
+        ("table register shop/orders --table-format delta", "lake"),
+        ("serve", "broker"),
+        ("topic list --url http://127.0.0.1:1", "client"),
+        ("topic create shop/rows --engine rocksdb", "rocksdb"),
+    ],
+)
+def test_a_command_without_its_extra_names_it_in_one_line(words: str, extra: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.yml").write_text("name: shop\nsources: [{name: o, topic: shop/orders}]\nsinks: []\n")
+
+    ended = _run_alone(None, [], _COMMAND, words.split(), tmp_path)
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("forebay: ") and ended.stderr.count("\n") == 1, ended.stderr
+    assert f"forebay[{extra}]" in ended.stderr
+
+
+def test_the_smallest_extra_that_brings_a_module_is_named() -> None:
+    found = {
+        name: extra_with(name)
+        for name in ("pyspark.sql", "sqlglot", "deltalake", "httpx", "numpy", "prometheus_client")
+    }
+
+    assert found == {
+        "pyspark.sql": "spark",
+        "sqlglot": "spark",
+        "deltalake": "lake",
+        "httpx": "client",
+        "numpy": None,
+        "prometheus_client": "broker",
+    }
+    assert {extra for extra in declared() if extra} == set(_PROMISING) - {"testing"}
 
 
 def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from forebay.cli.failures import (
     INTERRUPTED,
+    INVALID,
     UNAVAILABLE,
     complain,
     exit_code,
@@ -170,6 +171,15 @@ def _run(body: Body, options: Options, arguments: dict[str, Any], *, by_url: boo
             _flush()
             complain(str(error))
             return exit_code(error)
+        except ModuleNotFoundError as error:
+            from forebay.cli.extras import extra_with
+
+            extra = extra_with(error.name or "")
+            if extra is None:
+                raise
+            _flush()
+            complain(f'this needs the package {error.name}, which is not installed: pip install "forebay[{extra}]"')
+            return INVALID
         except OSError as error:
             _flush()
             complain(f"the system refused: {error}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -14,6 +13,7 @@ from typing import Final
 from forebay import __version__
 from forebay.cli.doctor.answers import Answer, AnswerKind
 from forebay.cli.doctor.shared_probes import examine_metadata, examine_store
+from forebay.cli.extras import CORE, declared, version_of
 from forebay.cli.invocation import Invocation
 from forebay.cli.terminal import readable_bytes, readable_time
 from forebay.clock import SystemClock
@@ -28,7 +28,6 @@ SLOW_SYNC_MS: Final = 50.0
 CLOCK_FLOOR_MS: Final = 1_735_689_600_000
 """2025-01-01: a clock before this was never set."""
 SKEW_MS: Final = 2_000
-PACKAGES: Final = ("msgspec", "numpy", "pyarrow", "pyroaring", "pyyaml", "typer", "zlib-ng", "zstandard", "pyspark")
 NETWORK: Final = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "lustre", "afs")
 VOLATILE: Final = ("tmpfs", "ramfs")
 
@@ -49,15 +48,25 @@ def examine(run: Invocation) -> Iterator[Answer]:
 
 
 def _versions() -> Iterator[Answer]:
-    found = []
-    for package in PACKAGES:
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"{package} absent")
     system = f"{platform.system()} {platform.release()}"
     yield Answer("versions", AnswerKind.OK, f"forebay {__version__}, Python {platform.python_version()}, {system}")
-    yield Answer("packages", AnswerKind.OK, ", ".join(found))
+    needed = declared()
+    if not needed:
+        yield Answer("packages", AnswerKind.NOTE, "forebay runs without being installed: not known what it needs")
+        return
+    used = dict.fromkeys(name for names in needed.values() for name in names)
+    installed = {package: version for package in used if (version := version_of(package)) is not None}
+    yield Answer("packages", AnswerKind.OK, ", ".join(f"{package} {installed[package]}" for package in installed))
+    lacking = {extra: [name for name in names if name not in installed] for extra, names in needed.items()}
+    yield Answer(
+        "extras",
+        AnswerKind.OK,
+        ", ".join(
+            f"{extra} ({'lacks ' + ', '.join(names) if names else 'whole'})"
+            for extra, names in sorted(lacking.items())
+            if extra != CORE
+        ),
+    )
 
 
 def probe_java() -> Answer:

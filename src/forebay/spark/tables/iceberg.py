@@ -68,8 +68,6 @@ class IcebergTable:
         return self._found is not None
 
     def make(self, schema: pa.Schema, properties: Mapping[str, str], *, new: bool = False) -> None:
-        from pyiceberg.exceptions import TableAlreadyExistsError
-
         catalog, name = self._connect(), self._identifier
         catalog.create_namespace_if_not_exists(name.rpartition(".")[0] if isinstance(name, str) else name[:1])
         if not new:
@@ -77,6 +75,8 @@ class IcebergTable:
             return
         if self.look():
             raise already_there(self.name)
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
         try:
             self._creation = catalog.create_table_transaction(name, schema, properties=dict(properties))
         except TableAlreadyExistsError as error:
