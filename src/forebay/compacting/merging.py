@@ -148,7 +148,7 @@ class MergedRows:
         with closing(self._sources.segment(source)) as segment:
             assert isinstance(segment, ParquetSegment)
             self._note_gaps(segment, source)
-            if self._tells_window(source):
+            if self._has_window(source):
                 self._window.extend(segment.window())
             yield from segment.tables(source.start, source.end)
 
@@ -164,7 +164,7 @@ class MergedRows:
                     case DataFrames():
                         yield from self._rows(source, step, shift)
                     case ControlFrame():
-                        if step.head.kind == Kind.STATE and self._tells_window(source):
+                        if step.head.kind == Kind.STATE and self._has_window(source):
                             note_state(self._window, decode_state(step.buffer, step.position, step.head))
                     case Unreadable():
                         raise Corrupt(
@@ -175,7 +175,7 @@ class MergedRows:
     def _rows(self, source: SegmentDescriptor, data: DataFrames, shift: int) -> Iterator[pa.Table]:
         """The rows of data frames, as far as they are history: a sealed file may hold more than that."""
         for head, position in data.each():
-            if self._tells_window(source):
+            if self._has_window(source):
                 note_producers(self._window, head, data.buffer, position)
             batch = decode(data.buffer, position, head).moved(shift)
             rows = rows_of(batch, self._task.partition, runs_of(data.buffer, position, head))
@@ -183,7 +183,7 @@ class MergedRows:
             if low < high:
                 yield pa.Table.from_batches([rows.slice(low - batch.base, high - low)])
 
-    def _tells_window(self, source: SegmentDescriptor) -> bool:
+    def _has_window(self, source: SegmentDescriptor) -> bool:
         """Whether this one says what must be recognised as a repeat; it restates all that came before it."""
         return source.start == self._task.window_of and source.producers > 0
 

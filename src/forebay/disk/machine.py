@@ -22,7 +22,7 @@ if sys.platform != "win32":
 _GET_GENERATION = 0x80087601
 """FS_IOC_GETVERSION: `_IOR('v', 1, long)` on the 64-bit machines we know; others answer ENOTTY."""
 
-_SYNCFS_TELLS_ERRORS_SINCE = (5, 8)
+_SYNCFS_REPORTS_ERRORS_SINCE = (5, 8)
 FDINFO_BYTES = 4096
 """More than the system has to say of a file that is opened by its path alone."""
 
@@ -62,7 +62,7 @@ def flush_filesystem(fd: int) -> bool:
     if syncfs(fd) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return sys.platform == "linux" and _kernel() >= _SYNCFS_TELLS_ERRORS_SINCE
+    return sys.platform == "linux" and _kernel() >= _SYNCFS_REPORTS_ERRORS_SINCE
 
 
 def generation(fd: int, status: os.stat_result) -> int:

@@ -220,7 +220,7 @@ class FollowedShard:
             except OSError as error:
                 if error.errno not in REPLACED:
                     raise
-                self.log.list_anew()
+                self.log.list_again()
                 self._look(again=True)
         raise Unavailable(f"{self.ref}: its files changed {ATTEMPTS} times while it was searched; try again")
 

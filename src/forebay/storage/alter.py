@@ -81,7 +81,7 @@ class Alterations:
         with self._lock:
             newest = self._of(shard.ref.spec).newest
             if newest is not None:
-                _tell(shard, newest.spec)
+                _adopt(shard, newest.spec)
 
     def adopt(self, defined: Defined) -> None:
         """Have the handles and shards of the topic go by this definition, unless they know a newer one."""
@@ -95,7 +95,7 @@ class Alterations:
             for ref in refs_of(defined.spec):
                 shard = self._shards.find(ref)
                 if shard is not None:
-                    _tell(shard, defined.spec)
+                    _adopt(shard, defined.spec)
         self._on_adopted(defined.spec)
 
     def adopt_changed(self, defined: Defined) -> None:
@@ -209,6 +209,6 @@ class Alterations:
         return False
 
 
-def _tell(shard: OwnedShard, spec: TopicSpec) -> None:
+def _adopt(shard: OwnedShard, spec: TopicSpec) -> None:
     if shard.ref.spec != spec:
         shard.adopt(spec)

@@ -290,12 +290,12 @@ def _together(outcomes: Sequence[Iterable[bytes]], unhurt: Sequence[bytes]) -> I
 def _subsets(pending: Sequence[NameChange], names_max: int, chance: random.Random) -> list[list[NameChange]]:
     """Which of the pending changes may have happened: all of them first, none, and others up to `names_max`."""
     count = len(pending)
-    masks = range((1 << count) - 1, -1, -1) if 1 << count <= names_max else _telling_masks(count, names_max, chance)
+    masks = range((1 << count) - 1, -1, -1) if 1 << count <= names_max else _revealing_masks(count, names_max, chance)
     closed = dict.fromkeys(_with_required(mask, pending) for mask in masks)
     return [_chosen(mask, pending) for mask in itertools.islice(closed, names_max)]
 
 
-def _telling_masks(count: int, names_max: int, chance: random.Random) -> list[int]:
+def _revealing_masks(count: int, names_max: int, chance: random.Random) -> list[int]:
     everything = (1 << count) - 1
     single = [mask for place in range(count) for mask in (1 << place, everything & ~(1 << place), (1 << place) - 1)]
     chance.shuffle(single)

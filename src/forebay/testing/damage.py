@@ -52,7 +52,7 @@ class DamagedFile:
 
     def outcomes(self, damage: CrashDamage, chance: random.Random) -> Iterator[bytes]:
         """What the file may hold after this damage, the most instructive first; some may be equal."""
-        order = self._in_telling_order(chance)
+        order = self._in_revealing_order(chance)
         match damage:
             case CrashDamage.OLD:
                 yield self.old
@@ -106,7 +106,7 @@ class DamagedFile:
                 for data in damaged(operation.data):
                     yield self._only(set(self._open), {index: operation._replace(data=data)})
 
-    def _in_telling_order(self, chance: random.Random) -> list[int]:
+    def _in_revealing_order(self, chance: random.Random) -> list[int]:
         """The last change, the first, then the others by chance: so that a bound cuts off the least instructive."""
         if len(self._open) < 3:
             return self._open[::-1]

@@ -176,8 +176,8 @@ class Cover:
 
 
 def _piece(found: SegmentDescriptor, given_up: Set[str]) -> ScanPiece:
-    is_hole = found.load_id is not None and found.load_id in given_up
-    descriptor = skipped(found) if is_hole else msgspec.structs.replace(found, sparse=())
+    is_given_up = found.load_id is not None and found.load_id in given_up
+    descriptor = skipped(found) if is_given_up else msgspec.structs.replace(found, sparse=())
     return ScanPiece(found.start, found.end, descriptor.bytes, descriptor)
 
 

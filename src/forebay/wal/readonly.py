@@ -72,7 +72,7 @@ class FollowedLog:
             except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise
-                self.list_anew()
+                self.list_again()
         raise Unavailable(f"{self._directory}: its files changed {ATTEMPTS} times while one page was read; try again")
 
     def wait(self, offset: int, timeout: float | None) -> bool:
@@ -112,7 +112,7 @@ class FollowedLog:
             self._scan = None
         raise Unavailable(f"{self._directory}: its files changed {ATTEMPTS} times while they were looked at; try again")
 
-    def list_anew(self) -> None:
+    def list_again(self) -> None:
         """Look at every file again: one of them was replaced or removed."""
         self._scan = None
         self.refresh()

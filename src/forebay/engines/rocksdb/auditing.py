@@ -251,10 +251,10 @@ class ShardAudit:
         with self._database.view() as view:
             chosen = set(stretches)
             stored = {key for key, _ in self._index_rows(view) if offset_in(key) >> STRETCH_BITS in chosen}
-        self._tell(expected - stored, "live records are not in the index of keys and tags")
-        self._tell(stored - expected, "entries of the index of keys and tags name no live record")
+        self._add_index_flaw(expected - stored, "live records are not in the index of keys and tags")
+        self._add_index_flaw(stored - expected, "entries of the index of keys and tags name no live record")
 
-    def _tell(self, keys: set[bytes], what: str) -> None:
+    def _add_index_flaw(self, keys: set[bytes], what: str) -> None:
         if keys:
             offsets = sorted(map(offset_in, keys))
             self._add(f"{len(keys)} {what}", (offsets[0], offsets[-1] + 1), derived=True)

@@ -102,7 +102,7 @@ class Running:
                 raise failed.restated(f"{failed}{before}") from error
             progress.rows, progress.batches = int(observed.get["rows"]), 1
             written.append(str(outlet.sink.name))
-            self._tell()
+            self._show_progress()
 
     def _watched(self, spark: SparkSession, progress: SinkProgress, work: Callable[[], None]) -> None:
         """Do the work, and report how far its tasks are. Interrupted, its jobs end before this returns."""
@@ -115,7 +115,7 @@ class Running:
             while not begun.done():
                 with self.guard():
                     progress.tasks = tasks_of(context.statusTracker(), group)
-                self._tell()
+                self._show_progress()
                 self.clock.sleep(POLL_SECONDS)
         begun.result()
 
@@ -178,14 +178,14 @@ class Running:
                 error = query.exception()
                 if error is not None:
                     raise failure(error, f"sink {name}") from error
-        self._tell()
+        self._show_progress()
         return not active
 
     def _take(self, name: str, query: StreamingQuery) -> None:
         for reported in query.recentProgress:
             self._sinks[name].take(msgspec.json.decode(reported.json))
 
-    def _tell(self) -> None:
+    def _show_progress(self) -> None:
         if self.on_progress is not None:
             self.on_progress(tuple(self._sinks.values()))
 

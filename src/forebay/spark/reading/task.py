@@ -115,17 +115,17 @@ class _PartRead:
             assert isinstance(segment, ParquetSegment)
             for table in segment.tables(start, stop, stored_columns(self._split.columns, self._split.filters)):
                 end = int(table.column("offset")[-1].as_py()) + 1
-                self._note_holes(piece, segment.index().gaps, at, end, table.num_rows)
+                self._note_gaps(piece, segment.index().gaps, at, end, table.num_rows)
                 at = end
                 yield self._table_shown(table)
-            self._note_holes(piece, segment.index().gaps, at, stop, 0)
+            self._note_gaps(piece, segment.index().gaps, at, stop, 0)
         except (Corrupt, BlobMissing, BlobChanged, FileNotFoundError) as error:
             if isinstance(error, DataLoss):
                 raise
             # Reading page by page reports what is damaged, and finds what lies elsewhere by now.
             yield from self._framed(run._replace(start=at))
 
-    def _note_holes(self, piece: ScanPiece, gaps: Sequence[Gap], start: int, stop: int, rows: int) -> None:
+    def _note_gaps(self, piece: ScanPiece, gaps: Sequence[Gap], start: int, stop: int, rows: int) -> None:
         """Account for `[start, stop)` of a Parquet segment, which has so many rows of it."""
         named = [gap._replace(start=max(gap.start, start), stop=min(gap.stop, stop)) for gap in sorted(gaps)]
         named = [gap for gap in named if gap.start < gap.stop]

@@ -61,7 +61,7 @@ def session(
     """
     found = running()
     if found is not None:
-        _tell_what_is_off(found)
+        _warn_of_settings(found)
         return found
     from pyspark.sql import SparkSession
 
@@ -103,7 +103,7 @@ def _submitted(environment: Mapping[str, str]) -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def _tell_what_is_off(found: SparkSession) -> None:
+def _warn_of_settings(found: SparkSession) -> None:
     for name in WANTED:
         if found.conf.get(name, "false") != "true":
             warn_once(name)
