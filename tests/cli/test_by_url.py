@@ -466,6 +466,18 @@ def test_a_command_that_needs_the_files_refuses(path: str) -> None:
     assert one_line(outcome.err) and "--data DIR" in outcome.err
 
 
+def test_the_help_of_a_command_offers_a_broker_if_it_can_ask_one() -> None:
+    """It is understood everywhere, so that what it names is refused with what to do."""
+    offering = {
+        " ".join(path)
+        for path, command in COMMANDS
+        for option in command.params
+        if "--url" in option.opts and not option.hidden
+    }
+
+    assert offering == BY_URL | PIPELINES | {"conformance", "top"}
+
+
 def test_a_job_by_url_takes_no_settings_file(tmp_path: Path) -> None:
     (tmp_path / "local.yaml").write_text("wal: {free_bytes_min: 0}\n")
 

@@ -26,6 +26,7 @@ from forebay.cli.options import (
     AssignmentsOption,
     DirectoryOption,
     LogFormatOption,
+    RefusedUrlOption,
     SettingsOption,
     UrlOption,
     VerboseOption,
@@ -135,9 +136,10 @@ def _invocable(body: Body, *, by_url: bool, note: str | None = None) -> Callable
         raise typer.Exit(_run(body, options, given, by_url=by_url))
 
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    common = COMMON if by_url else {**COMMON, "broker_url": RefusedUrlOption}
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in COMMON.items()
+        for name, kind in common.items()
     ]
     parameters = [context, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *shared]
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

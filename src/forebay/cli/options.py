@@ -32,6 +32,8 @@ UrlOption = Annotated[
         show_default=False,
     ),
 ]
+RefusedUrlOption = Annotated[str | None, typer.Option("--url", hidden=True)]
+"""The same where a command needs the files: it is understood, and refused with what to do."""
 SettingsOption = Annotated[
     str | None,
     typer.Option("--settings", metavar="FILE", help="Settings in YAML.", show_default=False),
