@@ -89,6 +89,7 @@ def test_the_plan_shows_what_is_chosen(home: Path) -> None:
 
     orders, shops = found.sources
     assert (orders.where, orders.columns) == ("tag = 'eu' AND offset < 8", ("amount int", "_key binary"))
+    assert [(extent.start, extent.stop) for extent in orders.extents] == [(0, 8)], "the read leaves out the rest"
     assert (shops.where, shops.columns) == ("country LIKE 'D%'", ("shop string",))
     assert "              where tag = 'eu' AND offset < 8\n" in "\n".join(found.lines())
     assert found.plain()["sources"][1]["where"] == "country LIKE 'D%'"

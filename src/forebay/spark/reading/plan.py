@@ -191,7 +191,7 @@ def plan(
     fail_on_data_loss: bool = True,
 ) -> list[Split]:
     """The tasks that together read these offsets of the snapshot, as far as the filters may let something through."""
-    kept = joined(part for wanted in ranges for part in _kept(snapshot.shards[wanted.shard], wanted, filters))
+    kept = narrowed(snapshot, ranges, filters)
     sizes: Mapping[int, Sequence[Size]] = {
         wanted.shard: [_size(piece, filters) for piece in snapshot.shards[wanted.shard].pieces] for wanted in kept
     }
@@ -205,6 +205,11 @@ def plan(
         )
         for task in split(kept, sizes, partitions_min)
     ]
+
+
+def narrowed(snapshot: Snapshot, ranges: Sequence[Range], filters: Filters) -> tuple[Range, ...]:
+    """What is left of ranges once the pieces are left out in which the filters let nothing through."""
+    return joined(part for wanted in ranges for part in _kept(snapshot.shards[wanted.shard], wanted, filters))
 
 
 def _kept(view: ShardView, wanted: Range, filters: Filters) -> Iterator[Range]:

@@ -35,6 +35,7 @@ from forebay.spark.place.location import NAMES as PLACE_NAMES
 from forebay.spark.place.location import Location
 from forebay.spark.reading.columns import SPARK_TYPES
 from forebay.spark.reading.options import NAMES, ReadOptions
+from forebay.spark.reading.plan import narrowed
 from forebay.spark.reading.view import load, load_or_look
 from forebay.spark.reading.where import parse_where
 from forebay.spark.values.avro import columns_of_avro, read_avro_schema
@@ -241,15 +242,15 @@ class TopicSource:
         )
 
     def _extents(self, context: Context) -> tuple[Extent, ...]:
-        """What there is to read by the options; nothing where a stream goes on elsewhere and the topics lack that
-        start.
+        """What there is to read by the options, `where` among them; nothing where a stream goes on elsewhere and the
+        topics lack that start.
         """
         pipeline, options = context.pipeline, self._parsed_options(context)
         # A sink that begins only now is refused by its query, if the start is not there.
         begun = context.streams and any(may_have_begun(pipeline.checkpoint_of(sink)) for sink in pipeline.sinks)
         snapshot, ranges = load_or_look(options) if begun else load(options)
         extents = []
-        for shard, start, stop in ranges or ():
+        for shard, start, stop in narrowed(snapshot, ranges or (), options.where):
             view = snapshot.shards[shard]
             weight = sum(
                 piece.bytes * (min(stop, piece.stop) - max(start, piece.start)) // (piece.stop - piece.start)
