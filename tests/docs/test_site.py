@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+import forebay
+import forebay.spark
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site"), pytest.mark.timeout(600)]
 
@@ -94,6 +98,19 @@ def test_docstrings_are_on_the_pages_of_the_api(site: Path) -> None:
 
     assert "for this process alone" in page, "the docstring of forebay.open"
     assert "append_many_nowait" in page
+
+
+def test_the_pages_of_the_api_have_fields_types_and_the_names_of_spark(site: Path) -> None:
+    """A field may say by its name and type alone what it is."""
+    records, log, spark = ((site / "api" / f"{page}.html").read_text() for page in ("records", "log", "spark"))
+
+    for field in (*forebay.Record.__struct_fields__, "offset"):
+        assert f'id="forebay.Record.{field}"' in records
+    for field in forebay.TopicSpec.__struct_fields__:
+        assert f'id="forebay.TopicSpec.{field}"' in log
+    signature = re.sub(r"<[^>]+>", "", spark.partition('id="forebay.spark.session"')[2][:10_000])
+    assert "Mapping[str, str] | None = None" in html.unescape(signature)
+    assert [name for name in forebay.spark.__all__ if f'id="forebay.spark.{name}"' not in spark] == []
 
 
 class _Resources(HTMLParser):
