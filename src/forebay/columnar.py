@@ -17,7 +17,6 @@ import pyarrow as pa
 from forebay.blobs import BlobStore
 from forebay.errors import Corrupt
 from forebay.format.checksum import crc32
-from forebay.format.columns.arrow import ARROW_SCHEMA
 from forebay.format.control.frames import WindowEntry
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.files.segment import index_name
@@ -118,15 +117,6 @@ class ParquetSegment(SealedSegment):
                 table = table.slice(low, high - low)
             if table.num_rows:
                 yield table.select(list(names))
-
-    def record_batches(self, start: int, stop: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of `[start, stop)` with these columns of `ARROW_SCHEMA`, a row group at a time.
-
-        Raises `Corrupt` at a row group that is damaged.
-        """
-        schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
-        for table in self.tables(start, stop, names):
-            yield from table.combine_chunks().cast(schema).to_batches()
 
     def damaged(self) -> Iterator[tuple[int, int]]:
         """The offsets of row groups that cannot be read; all of them are tried."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, NewType, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from forebay.errors import Invalid
 
-Offset = NewType("Offset", int)
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]

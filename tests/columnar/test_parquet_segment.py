@@ -137,10 +137,10 @@ def test_columns_are_read_alone(store: SimulatedBlobs) -> None:
     segment, source = in_memory(content, store.contents[index_name(KEY)], 10, 25)
 
     (table,) = segment.tables(10, 25, ["offset", "producer"])
-    (batch,) = segment.record_batches(13, 20, ["value", "timestamp", "headers"])
+    (values,) = segment.tables(13, 20, ["value", "timestamp", "headers"])
 
     assert table.to_pydict() == {"offset": [12, 14, 15, 20], "producer": [-2, None, None, 9]}
-    assert batch.column("value").to_pylist() == [None, b""]
+    assert values.column("value").to_pylist() == [None, b""]
     assert 0 < source.read < len(content) // 4
 
 

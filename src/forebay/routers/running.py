@@ -45,8 +45,6 @@ class MovedState:
     counts: MoverCounts = field(default_factory=MoverCounts)
     failure: str | None = None
     """What keeps it from moving on, while that is so."""
-    source_deleted: bool = False
-    destination_deleted: bool = False
     mover: Mover | None = None
     """What moves it now, or moved it last."""
     is_moving: bool = False
@@ -198,7 +196,7 @@ class RouterRunner:
         while True:
             routed = state.counts.routed
             try:
-                topics = await workers.run(self._topics, router, source, state)
+                topics = await workers.run(self._topics, router, source)
                 if topics is None:
                     return
                 state.mover = Mover(
@@ -224,10 +222,9 @@ class RouterRunner:
             pause = PAUSE_SECONDS if routed != state.counts.routed else min(2 * pause, PAUSE_SECONDS_MAX)
             await asyncio.sleep(pause)
 
-    def _topics(self, router: RouterSpec, source: RouterSource, state: MovedState) -> tuple[Topic, Topic] | None:
+    def _topics(self, router: RouterSpec, source: RouterSource) -> tuple[Topic, Topic] | None:
         """Source and destination; `None` if one of them is gone, also where another topic has its name now."""
         found = self._topic(source.topic, source.topic_id), self._topic(router.destination, router.destination_id)
-        state.source_deleted, state.destination_deleted = found[0] is None, found[1] is None
         if found[0] is not None and found[1] is not None:
             return found[0], found[1]
         gone = source.topic if found[0] is None else router.destination

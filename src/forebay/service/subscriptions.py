@@ -36,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SESSION_MS: Final = 30_000
-SESSION_MS_MIN: Final = 100
-SESSION_MS_MAX: Final = 3_600_000
 RECORD_BYTES: Final = 64
 """What a record takes beside its key and value, about."""
 ANSWERED_AT_ONCE: Final = 1_000

@@ -7,7 +7,6 @@ at most 4 KiB.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -283,13 +282,3 @@ def sparse_index(entries: FrameEntries, start: int) -> tuple[SparseEntry, ...]:
 
 def _entry(entries: FrameEntries, place: int, start: int) -> SparseEntry:
     return SparseEntry(int(entries["offset"][place]) - start, int(entries["position"][place]))
-
-
-def sparse_position(sparse: Sequence[SparseEntry], records: int) -> int | None:
-    """A byte at or before the frame with the record so far behind the start; `None` if there is no index."""
-    position = None
-    for entry in sparse:
-        if entry.records > records:
-            break
-        position = entry.position
-    return position
