@@ -23,6 +23,10 @@ _FRAME: Final = (
 SIGNATURES: Final = {
     "Files": "(*, paths: tuple[str, ...], kind: str = parquet, options: Mapping[str, str] = <factory>) -> None",
     "Frame": "(frame: DataFrame) -> None",
+    "Location.at_broker": (
+        "(url: str, *, token_env: str | None = None, token_file: str | None = None, verify: str | None = None)"
+        " -> Location"
+    ),
     "Location.of": "(path: str | Path, settings: str | Path | None = None) -> Location",
     "Location.parse": "(options: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Location",
     "Rules": (
