@@ -23,7 +23,8 @@ from forebay.loads.book import LoadBook
 from forebay.spark.source import ForebayDataSource
 from forebay.spark.writing import delivery
 from forebay.spark.writing.options import Target
-from forebay.spark.writing.writers import BATCH_ID, ForebayStreamWriter, plan_stream_write
+from forebay.spark.writing.stream_writer import ForebayStreamWriter, plan_stream_write
+from forebay.spark.writing.writers import BATCH_ID
 from tests.spark.stream_child import SETTINGS
 from tests.support.processes import die_together, die_with_all
 

@@ -6,19 +6,20 @@ plain values only.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
-from pyspark.sql.types import (
-    StructType,
-)
+from pyspark.sql.types import StructType
 
 from forebay.spark.reading.batch import Loaded, loaded_or_seen, reader_for
 from forebay.spark.reading.options import ReadOptions, is_for_batch, is_for_stream
 from forebay.spark.reading.schema import columns_of, spark_schema
 from forebay.spark.reading.snapshot import Snapshot
 from forebay.spark.reading.streaming.reader import TopicStreamReader, stream_reader
-from forebay.spark.writing.writers import ForebayStreamWriter, plan_stream_write, plan_write
+from forebay.spark.writing.writers import check_stream_sink, plan_write
+
+if TYPE_CHECKING:
+    from forebay.spark.writing.stream_writer import ForebayStreamWriter
 
 
 class ForebayDataSource(DataSource):
@@ -61,4 +62,7 @@ class ForebayDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: Any) -> ForebayStreamWriter:  # noqa: N802 - Spark's name
         """The sink of a streaming query with these columns."""
+        check_stream_sink()
+        from forebay.spark.writing.stream_writer import plan_stream_write
+
         return plan_stream_write(self.options, schema, overwrite=overwrite)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from forebay.spark.reading.filters import pushed
 from forebay.spark.reading.task import read_split
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
     from forebay.spark.reading.options import ReadOptions
     from forebay.spark.reading.snapshot import Range, Snapshot
 

@@ -16,10 +16,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition, LessThan
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
 
@@ -85,6 +86,8 @@ class _TwoRowsReader(DataSourceReader):
         self._below = 2
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
+        from pyspark.sql.datasource import LessThan  # Spark before 4.1 has none, and is not asked
+
         for each in filters:
             if isinstance(each, LessThan):
                 self._below = min(self._below, each.value)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+import pyspark
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from forebay.errors import Conflict, Unsupported
@@ -110,35 +112,13 @@ class WrittenBatch(Written):
     target: Target
 
 
-class ForebayStreamWriter(DataSourceStreamArrowWriter):
-    """Appends the micro-batches of a streaming query to a topic."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of one task."""
-        sink = sink_of_task()
-        result = stage_rows(self.target, load_id_of(self.target, sink), iterator)
-        return WrittenBatch(result, sink, self.target)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Bring in what all tasks have staged, unless the topic has the batch."""
-        target, sink = agreed(messages, batchId)
-        deliver(target, load_id_of(target, sink), results_of(messages), sink)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """See to it that nothing of it is ever brought in by this attempt; Spark runs the batch again."""
-        if any(isinstance(message, WrittenBatch) for message in messages):
-            target, sink = agreed(messages, batchId)
-            give_up(target, load_id_of(target, sink), results_of(messages))
-
-
-def plan_stream_write(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> ForebayStreamWriter:
-    """The writer of a streaming query with this schema."""
-    if overwrite:
-        raise Unsupported('outputMode("complete") is not offered: a topic only grows. Use outputMode("append")')
-    return ForebayStreamWriter(planned_target(options, schema))
+def check_stream_sink() -> None:
+    """`Unsupported` for a Spark that has no sink of this kind, with the way out."""
+    if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+        raise Unsupported(
+            f"Spark {pyspark.__version__} cannot hand a stream to a Python sink as Arrow: use Spark 4.1 or newer, or "
+            "foreachBatch with the options queryId and batchId, which has each row once as well"
+        )
 
 
 def sink_of_task() -> Sink:
