@@ -28,7 +28,10 @@ class SharesScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has 
 
 
 def share_of(nodeid: str) -> str:
-    """The share of a test: `spark`, the group that its file or the conftest beside that names, or its file."""
+    """The share of a test: the group that its file or the conftest beside that names, `spark`, or its file.
+
+    A file with tests of Spark that needs nothing of the one session of a run names a group of its own.
+    """
     return _share(nodeid.partition("::")[0])
 
 
@@ -36,13 +39,13 @@ def share_of(nodeid: str) -> str:
 def _share(path: str) -> str:
     file = _ROOT / path
     text = file.read_text()
-    if "mark.spark" in text:
-        return "spark"
     beside = file.with_name("conftest.py")
     if file.parent != _ROOT / "tests" and beside.exists():
         text += beside.read_text()
     named = _GROUP.search(text)
-    return named[1] if named else path
+    if named:
+        return named[1]
+    return "spark" if "mark.spark" in text else path
 
 
 def is_all_slow(file: Path) -> bool:
@@ -51,7 +54,7 @@ def is_all_slow(file: Path) -> bool:
 
 
 def longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests in the order in which workers get their shares: Spark, those with slow tests, the others.
+    """The tests in the order in which workers get their shares: Spark's session, those with slow tests, the others.
 
     What takes long does not begin when all else has ended, and the end of the run is made of small shares.
     """

@@ -20,6 +20,7 @@ _ROOT = Path(__file__).parents[1]
     [
         ("tests/spark/test_source.py", "spark"),
         ("tests/docs/test_examples.py", "spark"),
+        ("tests/spark/cluster/test_clusters.py", "clusters"),
         ("tests/metadata/etcd/test_etcd_leases.py", "etcd"),
         ("tests/history/test_sinks.py", "etcd"),
         ("tests/blobs/test_blob_contract.py", "blob-servers"),

@@ -51,8 +51,8 @@ if ! compgen -G 'tests/__pycache__/test_*-pytest-*.pyc' > /dev/null; then
 fi
 stage types end_types
 case $scope in
-    all) FOREBAY_BUDGETS=1 stage tests "$bin/python" -m pytest -q -n 3 --dist loadgroup ;;
-    quick) stage tests "$bin/python" -m pytest -q -n 3 --dist loadgroup --hypothesis-profile quick \
+    all) FOREBAY_BUDGETS=1 stage tests "$bin/python" -m pytest -q -n 4 --dist loadgroup ;;
+    quick) stage tests "$bin/python" -m pytest -q -n 4 --dist loadgroup --hypothesis-profile quick \
         -m "not slow and not spark" ;;
     *) echo "unknown scope: $scope" >&2; exit 2 ;;
 esac

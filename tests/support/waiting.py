@@ -12,10 +12,19 @@ PATIENCE: Final = 240.0
 """Seconds after which what a test waits for does not come: as long as a test may take, for it waits for events."""
 
 
+PAUSE_MIN: Final = 0.002
+PAUSE_MAX: Final = 0.1
+
+
 def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Return once the condition holds; fail if it does not in a long time."""
+    """Return once the condition holds; fail if it does not in a long time.
+
+    The longer it has waited, the longer it waits before it looks again, a twentieth of that time: what comes soon is
+    seen at once, and waiting for a lease to end keeps no server busy with questions.
+    """
     clock, waiting = SystemClock(), threading.Event()
-    deadline = clock.monotonic() + seconds
+    begun = clock.monotonic()
     while not condition():
-        assert clock.monotonic() < deadline, f"still not so after {seconds:g} s"
-        waiting.wait(0.002)
+        waited = clock.monotonic() - begun
+        assert waited < seconds, f"still not so after {seconds:g} s"
+        waiting.wait(min(max(PAUSE_MIN, waited / 20), PAUSE_MAX))

@@ -24,7 +24,7 @@ from tests.spark.cluster.standalone import cluster
 from tests.spark.mixed import ENVIRONMENT, Mixed, settings_file
 from tests.spark.topics import Row
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture
