@@ -515,6 +515,7 @@ def test_two_hundred_consumers_share_a_subscription(client: httpx.Client) -> Non
     assert client.get(f"{SUBSCRIPTION}/lag").json()["partitions"][0]["lag"] == 0
 
 
+@pytest.mark.slow
 def test_lag_is_measured_without_consumers_too_and_by_topic_where_that_is_asked_for(tmp_path: Path) -> None:
     settings = server_settings(metrics=["shop/*"])
     with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:

@@ -27,6 +27,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_consumer_held_is_due_when_its_own_session_is_over(tmp_path: Path) -> None:
     with running_broker(tmp_path / "log") as broker, forebay.connect(broker.url) as log:
         topic = log.create_topic("shop/orders")

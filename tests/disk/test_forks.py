@@ -60,6 +60,7 @@ def test_the_child_abandons_what_need_not_rest_and_has_a_generation_of_its_own()
     assert (seen, forks.generation) == (["abandon disk"], 1)
 
 
+@pytest.mark.slow
 def test_a_handle_that_is_gone_is_not_called() -> None:
     forks, seen = Forks(), list[str]()
     kept = RestingHandle("kept", seen)

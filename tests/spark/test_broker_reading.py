@@ -28,6 +28,8 @@ from tests.spark.served import ServedMixed
 from tests.spark.topics import SETTINGS, Filled, Row, in_order, rows_in, splits_of
 from tests.support.brokers import running_broker, server_settings
 
+pytestmark = pytest.mark.slow
+
 NO_COPIES = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
 
 

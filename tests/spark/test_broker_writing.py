@@ -20,6 +20,8 @@ from forebay.spark.writing.options import Target, WriteOptions, load_id_of, look
 from forebay.spark.writing.staging import StoreWriter, Task, stage
 from tests.spark.served import Restarted
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "shop/orders"
 
 

@@ -43,6 +43,7 @@ def _loaded_by_a_task(**options: str) -> tuple[str, list[str]]:
     return rows, modules.split()
 
 
+@pytest.mark.slow
 def test_a_task_by_broker_opens_no_directory_and_no_metadata(data: Path) -> None:
     with running_broker(data) as broker:
         rows, loaded = _loaded_by_a_task(broker=broker.url)
@@ -56,6 +57,7 @@ def test_a_task_by_broker_opens_no_directory_and_no_metadata(data: Path) -> None
     assert len(own) <= MODULES_MAX_BY_BROKER, sorted(own)
 
 
+@pytest.mark.slow
 def test_a_task_loads_what_it_reads_with_and_no_more(data: Path) -> None:
     rows, loaded = _loaded_by_a_task(path=str(data))
 

@@ -28,6 +28,7 @@ def _planned(mixed: Mixed, *keys: bytes) -> list[Split]:
     return plan(snapshot, ranges, columns=("key", "offset"), filters=filters)
 
 
+@pytest.mark.slow
 @pytest.mark.proves("I32")
 def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "GROUP_BYTES", 1000)

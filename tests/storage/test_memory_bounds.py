@@ -132,6 +132,7 @@ def test_until_caches_gave_up_frames_none_grows_but_by_its_newest_frame() -> Non
     assert held.budget.bytes <= before + 200 * FRAME_COST
 
 
+@pytest.mark.slow
 def test_the_cost_of_python_objects_counts_so_that_small_frames_are_bounded_too() -> None:
     held = _HeldWorker(MIB)
 

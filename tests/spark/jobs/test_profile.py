@@ -250,6 +250,7 @@ def test_damage_beside_a_known_loss_is_a_finding_with_a_condition_as_without(
     assert elsewhere.is_clean and elsewhere.figures["records"] == 100
 
 
+@pytest.mark.slow
 def test_a_condition_is_counted_without_the_segments_that_cannot_meet_it(
     log: forebay.Storage, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

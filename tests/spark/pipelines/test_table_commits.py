@@ -74,6 +74,7 @@ def _connections(location: Location) -> int:
     return sum(path.name.startswith(DATABASE) and path.is_relative_to(inside) for path in opened)
 
 
+@pytest.mark.slow
 def test_a_stream_has_one_connection_and_gives_it_back(location: Location) -> None:
     started: Future[str] = Future()
     started.set_result("query")
