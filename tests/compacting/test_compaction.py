@@ -255,19 +255,19 @@ def test_sweep_takes_what_was_replaced_and_leaves_what_tables_name(tmp_path: Pat
     first = catalog_of(mixed.log, mixed.filled.topic).descriptors()[0].object_key
     mixed.delete(0, 10, 20)
     tabled = _tabled(mixed)
-    places = inside(mixed.log).places
-    assert places.store is not None
-    tabled.put([first], places.store)
+    store = inside(mixed.log).places.store
+    assert store is not None
+    tabled.put([first], store)
     compacted(land)
 
     def kept() -> set[str]:
         """The objects that are left behind a collection. The background worker may collect beside it."""
         _sweep(mixed)
-        return {stat.key for stat in places.store.list()}
+        return {stat.key for stat in store.list()}
 
     until(lambda: not [key for key in kept() if key.endswith(".seg")])
     assert kept() >= {first, first.replace(".parquet", ".idx")}
-    tabled.put([], places.store)
+    tabled.put([], store)
     until(lambda: first not in kept())
     assert shown(mixed.filled.topic) == mixed.rows
     mixed.close()
