@@ -289,6 +289,24 @@ def test_an_interrupt_at_any_line_leaves_no_shard_taken() -> None:
             return
 
 
+def test_many_shards_are_taken_at_once_but_for_those_that_a_thread_is_at() -> None:
+    at_work, keys = AtWork(), ["a", "b", "c"]
+    with at_work.at("b"):
+        with at_work.at_many(keys) as free:
+            assert free == {"a", "c"}
+            assert not any(map(at_work.is_free, keys))
+
+        assert [at_work.is_free(key) for key in keys] == [True, False, True]
+    waiting = threading.Thread(target=at_work.wait_idle, args=("a",))
+    with pytest.raises(ZeroDivisionError), at_work.at_many(keys):
+        waiting.start()
+        raise ZeroDivisionError
+
+    waiting.join(PATIENCE)
+    assert not waiting.is_alive()
+    assert all(map(at_work.is_free, keys))
+
+
 def test_an_interrupt_at_any_line_of_an_ask_leaves_a_pool_that_serves() -> None:
     """The only thread of a pool counted as woken before it was: no later call woke it."""
     for line in range(1, 100):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -558,6 +558,23 @@ class AtWork:
             return
         with self._taken(key, is_waiting=False) as is_free:
             yield is_free
+
+    @contextmanager
+    def at_many(self, keys: Iterable[str]) -> Iterator[Set[str]]:
+        """As `at`, for many at a fraction of its cost: gives out the keys that no thread is at, and leaves the others.
+
+        Called by a background worker, which no interrupt (Ctrl-C) reaches.
+        """
+        with self._changed:
+            free = dict.fromkeys((key for key in keys if self.is_free(key)), threading.get_ident())
+            self._at |= free
+        try:
+            yield free.keys()
+        finally:
+            with self._changed:
+                for key in free:
+                    del self._at[key]
+                self._changed.notify_all()
 
     @contextmanager
     def after_others(self, key: str) -> Iterator[None]:

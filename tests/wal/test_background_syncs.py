@@ -6,6 +6,7 @@ import contextlib
 import errno
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -76,6 +77,22 @@ def syncing(durability: Durability) -> tuple[Simulated, SyncTarget]:
     target = rig.wal.begin_background_sync()
     assert target is not None
     return rig, target
+
+
+def test_a_background_sync_takes_a_few_hundred_bytes() -> None:
+    """Each made a lock and a condition: a sync of 10,000 logs at once took tens of megabytes."""
+    rig = Rig(simulated(), DISK).open()
+    rig.append()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        target = rig.wal.begin_background_sync()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+    assert target is not None
+    assert taken < 500
 
 
 @pytest.mark.parametrize("answer", ["flush", "rotate"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -113,9 +114,12 @@ class BackgroundSync:
     other lock before it calls `end`, and a waiter may hold the commit lock.
     """
 
-    def __init__(self, target: SyncTarget) -> None:
+    __slots__ = ("_changed", "_is_over", "error", "target")
+
+    def __init__(self, target: SyncTarget, changed: threading.Condition) -> None:  # noqa: TID251 - a ranked one
+        """`changed` is the writer's own: one for each sync is most of what a sync of many logs takes in memory."""
         self.target = target
-        self._changed = RankedCondition(Rank.LEAF, "wal.background_sync")
+        self._changed = changed
         self._is_over = False
         self.error: OSError | None = None
         """Why it has failed, if so."""
@@ -186,7 +190,7 @@ class Writer:
         self._look_again = 0  # from this offset on, see whether more should be reserved ahead of need
         self._background: BackgroundSync | None = None
         """The sync that runs beside other work, from its begin until its outcome was acted on."""
-        self._sync_over = RankedCondition(Rank.LEAF, "wal.sync_over")  # notified when a sync was acted on
+        self._sync_over = RankedCondition(Rank.LEAF, "wal.sync_over")  # notified when a sync returned or was acted on
         self._stray: str | None = None
         """Path of a segment whose creation failed, perhaps after the rename; unlinked before the active file grows."""
         self._reopened_clean = False  # the file ends in a clean mark, which must not outlive what is written behind it
@@ -330,7 +334,7 @@ class Writer:
         if active is None or active.position == active.synced:
             return None
         target = SyncTarget(active, active.position, self.end, self.clock.monotonic())
-        self._background = BackgroundSync(target)
+        self._background = BackgroundSync(target, self._sync_over)
         return target
 
     def report_background_sync(self, target: SyncTarget, error: OSError | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from forebay.appends.callbacks import left_due
 from forebay.clock import Clock
@@ -234,11 +233,10 @@ class SyncWorker:
         """
         targets: list[tuple[SegmentShard, SyncTarget]] = []
         failure: OSError | None = OSError(errno.EINTR, "a sync was interrupted")
-        with ExitStack() as left_at_end:
+        with self._at_work.at_many(shard.ref.id for shard in shards) as free:
             try:
                 for shard in shards:
-                    is_free = left_at_end.enter_context(self._at_work.at(shard.ref.id))
-                    if is_free and not shard.upkeep.is_in_use(MOMENT_SECONDS):
+                    if shard.ref.id in free and not shard.upkeep.is_in_use(MOMENT_SECONDS):
                         target = shard.wal.begin_background_sync()
                         if target is not None:
                             targets.append((shard, target))
