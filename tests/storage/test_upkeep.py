@@ -148,6 +148,53 @@ def test_an_idle_file_is_rotated_at_its_age_and_not_looked_at_before(
     engine.close()
 
 
+def test_a_shard_with_work_is_looked_at_when_that_is_due_and_not_in_every_round(tmp_path: Path) -> None:
+    """Each round looked at each of 10,000 shards that were written: that took a processor."""
+    settings = Settings.load(overrides={"wal": {"free_bytes_min": 0}})
+    maintenance, home, clock = stepped(tmp_path, "disk", settings)
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    looks: list[int] = []
+    maintenance.replace_follow_up(lambda shard: looks.append(shard.wal.counters.fsyncs))
+    shard.acknowledge(shard.stage_one(_entry(), 17))
+    for _ in range(10):
+        maintenance.step()
+    assert looks == []
+
+    for _ in range(10):
+        clock.advance(0.501)
+        maintenance.step()
+
+    assert looks == [1, 2], "for the sync and the mark, and for the sync of the mark"
+    assert not shard.upkeep.is_busy
+    engine.close()
+
+
+def test_a_shard_whose_file_is_not_sealed_is_asked_for_at_once_and_again_after_a_while(tmp_path: Path) -> None:
+    maintenance, home, clock = stepped(tmp_path, "disk", quick(sync_interval_ms=1))
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    asked: list[float] = []
+    maintenance.replace_follow_up(lambda shard: asked.append(clock.monotonic()) if shard.upkeep.needs_mending else None)
+    shard.acknowledge(shard.stage_one(_entry(), 17))
+    shard.wal.rotate()
+    rotated = clock.monotonic()
+    maintenance.step()
+    assert asked == [rotated]
+    clock.advance(0.1)
+    maintenance.step()
+    asked.clear()
+
+    for _ in range(100):
+        clock.advance(0.1)
+        maintenance.step()
+
+    assert len(asked) == 2
+    engine.close()
+
+
 def test_records_of_class_memory_are_written_after_the_flush_interval(tmp_path: Path) -> None:
     settings = Settings.load(overrides={"wal": {"flush_interval_ms": 20, "free_bytes_min": 0}})
     maintenance, home, clock = stepped(tmp_path, "memory", settings)
@@ -187,12 +234,12 @@ def test_a_shard_that_gets_work_while_it_is_let_go_comes_back(tmp_path: Path) ->
             return getattr(shard_upkeep, name)
 
         @property
-        def is_busy(self) -> bool:
-            busy = shard_upkeep.is_busy
+        def due_at(self) -> float:
+            due_at = shard_upkeep.due_at
             if not late:
                 late.append(True)
                 shard.acknowledge(shard.stage_one(_entry(), 17))
-            return busy
+            return due_at
 
     shard_upkeep = shard.upkeep
     maintenance.ask(shard)

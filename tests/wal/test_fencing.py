@@ -17,6 +17,7 @@ from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.log import LogPhase, LogState
 from forebay.wal.recovery.resume import Start
+from forebay.wal.upkeep import AT_ONCE
 from tests.wal.checks import TAKEN, lost_owners_acknowledge_nothing
 from tests.wal.rig import SMALL, Bare, BareRig, Rig, simulated, stage
 from tests.wal.scenarios import fail_next, inside_next
@@ -241,6 +242,20 @@ def test_more_is_reserved_outside_at_half_use_and_never_taken_back() -> None:
     rig.append(3)
     assert rig.wal.writer.reserved_end == asked[0]
     assert not BareRig(simulated(), DISK).begin().wal.writer.wants_reservation
+
+
+def test_the_background_is_asked_as_soon_as_a_reservation_outside_runs_short() -> None:
+    asked: list[float] = []
+    rig = BareRig(simulated(), DISK)
+    rig.begin(reserve=lambda end: end, reserved_end=8, on_dirty=lambda: asked.append(rig.upkeep.due_at))
+    rig.append()
+    asked.clear()
+    rig.append(3)
+    assert asked == []
+
+    rig.append()
+
+    assert asked == [AT_ONCE]
 
 
 def test_what_the_state_has_reserved_counts_and_not_what_the_log_once_noted() -> None:

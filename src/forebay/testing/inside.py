@@ -60,6 +60,7 @@ from forebay.storage.read_only import ReadOnlyBackend
 from forebay.wal.bounds import MemoryBounds
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
+from forebay.wal.upkeep import AT_ONCE
 
 T = TypeVar("T")
 W = TypeVar("W", bound=SyncWorker | SealWorker | HistoryWorker | LimitsWorker | CleanupWorker)
@@ -610,7 +611,7 @@ class InsideSync(InsideWorker[SyncWorker]):
 
     def ask(self, shard: SegmentShard) -> None:
         """Look at the shard in the next step, whether or not it has said that there is work."""
-        self._worker._busy[shard.ref.id] = shard
+        self._worker._busy[shard.ref.id] = AT_ONCE
 
     def wake(self, shard: OwnedShard) -> None:
         """Say that the shard may have work, as its log does."""

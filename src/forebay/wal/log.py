@@ -404,6 +404,8 @@ class Wal:
             self.counters.rotations += 1
             self.show()
             self.note_dirty()
+            # Also if it was dirty before: the file that was left is to be sealed.
+            self._on_dirty()
 
     # Deleting
 

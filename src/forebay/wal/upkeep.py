@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from msgspec import UNSET
 
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 DAMAGE_RETRY_SECONDS = 10.0
 """So long background sealing leaves a damaged file alone before it looks whether the sound one was restored."""
+AT_ONCE: Final = float("-inf")
+NEVER: Final = float("inf")
 
 
 class Upkeep:
@@ -68,8 +71,7 @@ class Upkeep:
 
         Only class `memory` leaves acknowledged appends in the queue. Writing them may wait for metadata.
         """
-        interval_ms = 0 if self._wal.tail.is_watched else self._wal.settings.flush_interval_ms
-        return self._is_due(self._wal.queued_since, interval_ms)
+        return self._is_due(self._wal.queued_since, self._flush_interval_ms)
 
     @property
     def is_sync_due(self) -> bool:
@@ -136,12 +138,26 @@ class Upkeep:
     @property
     def is_busy(self) -> bool:
         """Whether there will soon be work: something queued, unsynced, unmarked, unsealed or failed."""
-        wal, active = self._wal, self._wal.writer.active
+        return self.due_at < NEVER or bool(self.rotated())
+
+    @property
+    def due_at(self) -> float:
+        """When there is work next, but for sealing, by the monotonic clock: `AT_ONCE` for what waits for no time.
+
+        For any thread, also one that holds the log's locks: a look at fields.
+        """
+        wal, writer, settings = self._wal, self._wal.writer, self._wal.settings
+        is_left = bool(wal.queue.due)
         if wal.closed or wal.fenced is not None:
-            return bool(wal.queue.due) and not wal.closed
-        waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
-        waiting = waiting or bool(wal.queue.due) or wal.writer.failed_sync is not None
-        return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self.rotated())
+            return AT_ONCE if is_left and not wal.closed else NEVER
+        if is_left or wal.failure is not None or writer.failed_sync is not None or writer.wants_reservation:
+            return AT_ONCE
+        is_unmarked = writer.active is not None and writer.active.marked < writer.durable
+        return min(
+            _due_at(wal.queued_since, self._flush_interval_ms),
+            _due_at(wal.dirty_since, settings.sync_interval_ms),
+            _due_at(wal.idle_since if is_unmarked else None, settings.mark_interval_ms),
+        )
 
     @property
     def stopped(self) -> DataLoss | None:
@@ -209,10 +225,12 @@ class Upkeep:
             self._wal.group.call_back()
         self._left = first
 
+    @property
+    def _flush_interval_ms(self) -> int:
+        return 0 if self._wal.tail.is_watched else self._wal.settings.flush_interval_ms
+
     def _is_due(self, since: float | None, interval_ms: int) -> bool:
-        if since is None or self._wal.failure is not None:
-            return False
-        return self._wal.writer.clock.monotonic() - since >= interval_ms / 1000
+        return self._wal.failure is None and self._wal.writer.clock.monotonic() >= _due_at(since, interval_ms)
 
     def rotated(self) -> list[LogFile]:
         """Files that are no longer written and not sealed yet."""
@@ -332,3 +350,7 @@ class Upkeep:
             replace_file(writer.disk, path, encode_checkpoint(checkpoint))
         except OSError as error:
             logger.warning("%s could not be written, the next start takes longer: %s", path, error)
+
+
+def _due_at(since: float | None, interval_ms: int) -> float:
+    return NEVER if since is None else since + interval_ms / 1000

@@ -156,11 +156,11 @@ class Writer:
         window: ProducerWindow,
         zstd_level: int | None,
         reserve: Callable[[int], int] | None = None,
+        on_short: Callable[[], None] = lambda: None,
     ) -> None:
-        self.place = place
-        self.disk = disk
-        self.clock = clock
-        self.settings = settings
+        """`on_short` is called, under the log's locks, when more should be reserved outside: it must not wait."""
+        self.place, self.settings = place, settings
+        self.disk, self.clock = disk, clock
         self.files = files
         self.window = window
         self.counters = ShardCounts()
@@ -183,7 +183,7 @@ class Writer:
         """A file without records that the next new file takes the place of."""
         self._state_written = False  # the active file has a state of this epoch
         self._zstd_level = zstd_level
-        self._reserve = reserve
+        self._reserve, self._on_short = reserve, on_short
         self._noting = RankedLock(Rank.LEAF, "wal.reservation")
         self._reserving: tuple[int, int] | None = None  # what a state in the file reserves, and where that state ends
         self._reserved_at: tuple[float, int] | None = None  # when offsets were reserved last, and the end then
@@ -557,8 +557,11 @@ class Writer:
 
     def _is_early(self, end: int) -> bool:
         """Whether it is time to reserve more, although there is some left. If not, the next look is due later."""
-        if self._reserving is None and self._reserve is None and end > self.reserved_end - self._step() // 2:
-            return True
+        if end > self.reserved_end - self._step() // 2:
+            if self._reserve is not None:
+                self._on_short()
+            elif self._reserving is None:
+                return True
         self._look_again = end + self.settings.reserve_records_min // RESERVE_LOOKS
         return False
 

@@ -15,6 +15,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk, SyncFailedBefore
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
+from forebay.wal.upkeep import AT_ONCE, NEVER
 from forebay.wal.writer import SyncTarget
 from forebay.workers import AtWork, ItemWorker, Worker
 
@@ -25,6 +26,8 @@ SYNC_WORKER = "forebay-sync"
 AGE_CHECK_SECONDS = 1.0
 STUCK_SECONDS = 1.0
 """A sync that takes longer is left to its thread: another goes on with the syncs of other shards."""
+SEALING_SECONDS = 5.0
+"""A shard whose files another worker was asked to seal is looked at again after that, if they are not sealed yet."""
 MOMENT_SECONDS = 0.02
 """A shard whose log other threads use for longer than that is left for the next round."""
 
@@ -87,8 +90,8 @@ class SyncWorker:
         self._callbacks: ItemWorker[SegmentShard] = ItemWorker(
             "forebay-callbacks", lambda shard: shard.wal.group.call_back(), clock=clock
         )
-        self._busy: dict[str, SegmentShard] = {}
-        """Shards with something to do. Only those that are watched: see `_enlist`."""
+        self._busy: dict[str, float] = {}
+        """When shards with something to do are looked at, by the monotonic clock. Only those that are watched."""
         self._watched: dict[str, SegmentShard] = {}
         self._at_work = AtWork()
         self.worker = Worker(
@@ -142,7 +145,7 @@ class SyncWorker:
         for shard in list(self._watched.values()):
             if shard.upkeep.is_old:
                 # Its age is noted again when it was looked after.
-                self._enlist(shard)
+                self._enlist(shard, AT_ONCE)
             else:
                 self._note_age(shard)
 
@@ -166,7 +169,9 @@ class SyncWorker:
         self._at_work.wait_idle(shard_id)
 
     def _round(self) -> list[SegmentShard]:
-        shards = list(self._busy.values())
+        now = self._clock.monotonic()
+        looked_at = [self._watched.get(shard_id) for shard_id, at in self._busy.copy().items() if at <= now]
+        shards = [shard for shard in looked_at if shard is not None]
         due = [shard for shard in shards if shard.upkeep.is_sync_due]
         singly = set(due)
         if len(due) >= self._settings.shards_syncfs_min:
@@ -177,13 +182,13 @@ class SyncWorker:
             if not self.worker.goes_on():
                 break
             with self._at_work.at(shard.ref.id) as is_free:
-                if is_free and self._busy.get(shard.ref.id) is shard and not shard.upkeep.is_in_use(MOMENT_SECONDS):
+                if is_free and self._is_watched(shard) and not shard.upkeep.is_in_use(MOMENT_SECONDS):
                     self._look_after(shard, is_sync_due=shard in singly)
         return shards
 
     def _look_after(self, shard: SegmentShard, *, is_sync_due: bool) -> None:
         """One shard's trouble is logged and does not stop the others."""
-        is_done = False
+        next_at = AT_ONCE
         try:
             shard.upkeep.call_back_left()
             if is_sync_due:
@@ -193,35 +198,41 @@ class SyncWorker:
             self._busy.pop(shard.ref.id, None)
             if self._is_watched(shard):
                 self._hand_on(shard)
-            is_done = not shard.upkeep.is_busy
+            next_at = shard.upkeep.due_at
+            if shard.upkeep.rotated():
+                # Another worker was asked to seal them. Where that fails, it is asked again.
+                next_at = min(next_at, self._clock.monotonic() + SEALING_SECONDS)
             self._note_age(shard)
         except Exception as error:
             logger.exception("%s: upkeep failed and will be tried again", shard.ref)
             self.worker.note_failure(error)
-        if not is_done:
-            self._enlist(shard)
+        if next_at < NEVER:
+            self._enlist(shard, next_at)
 
     def wake(self, shard_id: str) -> None:
         """The shard may have work. Called by its log, under that log's locks; nothing if the shard is not watched."""
-        if shard_id in self._busy:
+        shard = self._watched.get(shard_id)
+        if shard is None:
             return
-        with self.worker.changed:
-            shard = self._watched.get(shard_id)
-            if shard is None:
-                return
-            self.worker.wake()
-            # Last: a shard that is in here is looked after, also if an interrupt (Ctrl-C) comes now.
-            self._busy[shard_id] = shard
+        look_at = shard.upkeep.due_at
+        if look_at == NEVER or shard.upkeep.rotated():
+            # A log that was fenced has no work, and is looked at all the same: to be given up.
+            look_at = AT_ONCE
+        if self._busy.get(shard_id, NEVER) > look_at:
+            with self.worker.changed:
+                self.worker.wake()
+                # Last: a shard that is in here is looked after, also if an interrupt (Ctrl-C) comes now.
+                self._enlist(shard, look_at)
 
     def find(self, shard_id: str) -> SegmentShard | None:
         """The shard, if it is watched. Takes no lock."""
         return self._watched.get(shard_id)
 
-    def _enlist(self, shard: SegmentShard) -> None:
-        """The next round looks at the shard, unless it was given up meanwhile."""
+    def _enlist(self, shard: SegmentShard, look_at: float) -> None:
+        """The first round from then on looks at the shard, unless it was given up meanwhile."""
         with self.worker.changed:
             if self._is_watched(shard):
-                self._busy[shard.ref.id] = shard
+                self._busy[shard.ref.id] = min(look_at, self._busy.get(shard.ref.id, NEVER))
 
     def _is_watched(self, shard: SegmentShard) -> bool:
         return self._watched.get(shard.ref.id) is shard

@@ -72,9 +72,8 @@ def resume(
     """The shard's log, ready. Writes nothing where nothing needs repair.
 
     `reserve` makes a reservation durable outside, of which `reserved_end` is the present one; else the log does.
-    `window` has the producers if no local log has. `still_owner` is asked before each acknowledgement. `on_dirty`
-    is called when there may be work for `Upkeep`; the default is for a log that is looked after by hand. `bounds` are
-    those of the process, if the log is not alone.
+    `window` has the producers if no local log has. `still_owner` is asked before each acknowledgement. `on_dirty` is
+    called when there may be work for `Upkeep`. `bounds` are those of the process, if the log is not alone.
     """
     assert start.gap is None or start.gap.reason is not Reason.HISTORY
     if start.set_aside:
@@ -92,6 +91,7 @@ def resume(
         window=facts.window,
         zstd_level=zstd_level,
         reserve=reserve,
+        on_short=on_dirty,
     )
     if reserve is not None:
         writer.note_reserved(reserved_end)
