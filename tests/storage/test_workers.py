@@ -12,13 +12,16 @@ import pytest
 
 import forebay.wal.log
 from forebay import Ack, Settings, Storage, Topic
+from forebay.clock import SystemClock
 from forebay.records import Gap
 from forebay.settings import MetadataSettings, StorageSettings, StoreSettings
 from forebay.shard import SegmentShard
-from forebay.testing.inside import inside
+from forebay.storage.background.seal import SealWorker
+from forebay.testing.inside import InsideSeal, inside
 from forebay.wal.files import LogFile
 from forebay.wal.recovery.heal import rebuild
 from forebay.wal.sealing import Sealer
+from forebay.workers import AtWork
 from tests.storage.rig import WatchedDisk, quick, wal_of
 from tests.storage.test_upkeep import _entry, stepped
 from tests.support.waiting import PATIENCE, until
@@ -184,7 +187,7 @@ def test_a_log_that_does_not_heal_keeps_no_other_from_being_sealed(
 
         def fails(*args: object) -> object:
             if is_broken and args[0] is broken.writer:
-                until(lambda: sealing.is_asked(inside(a).shard()) or not is_broken)
+                until(lambda: sealing.is_asked(inside(a).segment()) or not is_broken)
                 raise OSError(errno.EIO, "input/output error")
             return rebuild(*args)  # type: ignore[arg-type]
 
@@ -197,6 +200,32 @@ def test_a_log_that_does_not_heal_keeps_no_other_from_being_sealed(
         assert a.failure() is not None
         is_broken.clear()
         until(lambda: a.failure() is None)
+
+
+def test_sealing_looks_at_few_shards_for_each_turn_however_many_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turn looked at every shard that waited: where 10,000 files reach their age together, that took minutes."""
+    partitions, looks, is_free = 40, [0], AtWork.is_free
+
+    def counted(at_work: AtWork, key: str) -> bool:
+        looks[0] += 1
+        return is_free(at_work, key)
+
+    with Storage.open(tmp_path / "log", quick()) as log:
+        topic = log.create_topic("a", partitions=partitions)
+        log.recover()
+        shards = [inside(topic).segment(partition) for partition in range(partitions)]
+        sealing = SealWorker(SystemClock(), lambda shard: None)
+        sealing.worker.halt()
+        for shard in shards:
+            sealing.ask(shard)
+        monkeypatch.setattr(AtWork, "is_free", counted)
+
+        sealing.step()
+
+        assert not any(map(InsideSeal(sealing).is_asked, shards))
+        assert looks[0] <= 4 * partitions
 
 
 def test_a_callback_that_takes_long_delays_no_sync(tmp_path: Path) -> None:

@@ -637,9 +637,9 @@ class InsideSync(InsideWorker[SyncWorker]):
 class InsideSeal(InsideWorker[SealWorker]):
     """The worker that seals rotated files and heals failed logs."""
 
-    def is_asked(self, shard: OwnedShard) -> bool:
+    def is_asked(self, shard: SegmentShard) -> bool:
         """Whether the shard waits for its turn."""
-        return shard in self._worker._asked.values()
+        return self._worker.is_asked(shard)
 
 
 class InsideHistory(InsideWorker[HistoryWorker]):

@@ -26,6 +26,8 @@ class SealWorker:
         """`on_sealed` is called after each turn, in the worker's thread, without a lock."""
         self._on_sealed = on_sealed
         self._asked: dict[str, SegmentShard] = {}
+        self._failed: dict[str, SegmentShard] = {}
+        """Those that take no appends, in a list of their own: a turn must not look at each shard that waits."""
         self._at_work = AtWork()
         self._went_ahead = False
         """The last turn was given to a failed log, before others that had waited longer."""
@@ -33,13 +35,18 @@ class SealWorker:
 
     def ask(self, shard: SegmentShard) -> None:
         """Mend the shard soon."""
-        if self._asked.get(shard.ref.id) is shard:
+        asked = self._asked if shard.wal.failure is None else self._failed
+        if asked.get(shard.ref.id) is shard:
             self.worker.relieve()
             return
         with self.worker.changed:
             self.worker.wake()
             # Last: a shard that is in here gets its turn, also if an interrupt (Ctrl-C) comes now.
-            self._asked[shard.ref.id] = shard
+            asked[shard.ref.id] = shard
+
+    def is_asked(self, shard: SegmentShard) -> bool:
+        """Whether the shard waits for its turn."""
+        return shard in (self._asked.get(shard.ref.id), self._failed.get(shard.ref.id))
 
     def step(self) -> None:
         """Mend every shard that was asked for and that no other thread is at."""
@@ -47,15 +54,15 @@ class SealWorker:
             with self._at_work.at(shard.ref.id) as is_free:
                 if is_free and self._is_taken(shard):
                     self._mend(shard)
-            if shard.ref.id in self._asked:
+            if self.is_asked(shard):
                 self.worker.wake()
 
     def _is_taken(self, shard: SegmentShard) -> bool:
         """Take the shard off the list, before it is mended: an `ask` from here on asks for another turn."""
         with self.worker.changed:
-            is_asked = self._asked.get(shard.ref.id) is shard
+            is_asked = self.is_asked(shard)
             if is_asked:
-                del self._asked[shard.ref.id]
+                self._take_off(shard.ref.id)
             return is_asked
 
     def _mend(self, shard: SegmentShard) -> None:
@@ -69,7 +76,7 @@ class SealWorker:
     def drop(self, shard_id: str) -> bool:
         """Begin no more work on the shard; whether none is under way. Does not wait."""
         with self.worker.changed:
-            self._asked.pop(shard_id, None)
+            self._take_off(shard_id)
         return self._at_work.is_idle(shard_id)
 
     def forget(self, shard_id: str) -> None:
@@ -80,10 +87,14 @@ class SealWorker:
     def _next(self) -> SegmentShard | None:
         """The shard whose turn it is. One that another thread is at stays on the list, and that thread wakes this."""
         with self.worker.changed:
-            waiting = [shard for shard in self._asked.values() if self._at_work.is_free(shard.ref.id)]
-            if not waiting:
-                return None
-            failed = (shard for shard in waiting if shard.wal.failure is not None)
-            shard = waiting[0] if self._went_ahead else next(failed, waiting[0])
-            self._went_ahead = shard is not waiting[0]
+            failed, other = self._first(self._failed), self._first(self._asked)
+            shard = other if failed is None or (self._went_ahead and other is not None) else failed
+            self._went_ahead = shard is not other
             return shard
+
+    def _first(self, asked: dict[str, SegmentShard]) -> SegmentShard | None:
+        return next((shard for shard in asked.values() if self._at_work.is_free(shard.ref.id)), None)
+
+    def _take_off(self, shard_id: str) -> None:
+        self._asked.pop(shard_id, None)
+        self._failed.pop(shard_id, None)
