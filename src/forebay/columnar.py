@@ -36,13 +36,13 @@ from forebay.format.parquet.rowgroups import ParquetLayout, RowGroup, Walked, de
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Gap, Reason
-from forebay.sealed import ByteSource, SealedSegment
+from forebay.sealed import ByteSource, StoredSegment
 
 HELD_BYTES: Final = 256 * 1024 * 1024
 """Of decoded row groups in one process: about four."""
 
 
-class ParquetSegment(SealedSegment):
+class ParquetSegment(StoredSegment):
     """An immutable Parquet segment `[start, end)`, with the interface of a sealed one.
 
     Offsets that have no row and lie in no named gap read as deleted.
@@ -104,7 +104,7 @@ class ParquetSegment(SealedSegment):
         Raises `Corrupt` at a row group that is damaged. With `spot` nothing is read ahead.
         """
         entries, layout = self.index().entries, self._known_layout()
-        opened = (self._open_spot or self._opened) if spot else self._opened
+        opened = self._open_spot if spot else self._opened
         wanted = [*names, *(["offset"] if "offset" not in names else [])]
         for number in range(find_offset(entries, start), len(entries)):
             first, after = _span(entries, number)
@@ -154,7 +154,7 @@ class ParquetSegment(SealedSegment):
             if int(entries["offset"][number]) >= stop:
                 return
             try:
-                table = layout.read(number, (self._open_spot or self._opened)().read_at, ["offset"])
+                table = layout.read(number, self._open_spot().read_at, ["offset"])
             except Corrupt:
                 yield number, None
             else:

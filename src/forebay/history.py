@@ -23,7 +23,7 @@ from forebay.locks import Rank, RankedLock
 from forebay.meter import LogMeter, Metric
 from forebay.pages import Page, Span
 from forebay.records import OFFSET_MAX, Gap, Reason
-from forebay.sealed import ByteSource, SealedSegment
+from forebay.sealed import ByteSource, SealedSegment, StoredSegment
 
 if TYPE_CHECKING:  # what reads segments alone, as a task of Spark, needs no catalog
     from forebay.catalog import ShardCatalog
@@ -279,9 +279,9 @@ def _start(piece: SegmentDescriptor) -> int:
     return piece.start
 
 
-def _class_of(descriptor: SegmentDescriptor) -> type[SealedSegment]:
+def _class_of(descriptor: SegmentDescriptor) -> type[StoredSegment]:
     if descriptor.kind is not DescriptorKind.PARQUET:
-        return SealedSegment
+        return StoredSegment
     from forebay.columnar import ParquetSegment  # noqa: PLC0415 - it brings Arrow, which takes its time to load
 
     return ParquetSegment

@@ -6,9 +6,11 @@ frames, indexes and pages; knows nothing of disks, stores or catalogs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import NamedTuple, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -80,40 +82,57 @@ UNREADABLE = (Reason.HISTORY, Reason.DAMAGED)
 
 Sections: TypeAlias = dict[int, index_format.Section]
 """The sections of an index by kind."""
+_NONE: Final[Mapping[SectionKind, Any]] = MappingProxyType({})
+"""What most segments hold: one for all of them."""
 
 
-class SealedSegment:
+class SealedSegment(ABC):
     """An immutable segment `[start, end)`. Its index is read when first needed and may be forgotten again.
 
-    `shift` is how far behind the offsets in its bytes it was put; 0 for what was born in the log. `source` gives
-    its bytes to a caller that reads on, `spot` to one that wants one frame.
+    `shift` is how far behind the offsets in its bytes it was put; 0 for what was born in the log. One that has not
+    been read yet is small: a process may list many for each of thousands of shards.
     """
 
-    def __init__(
-        self,
-        name: str,
-        start: int,
-        end: int,
-        *,
-        source: Callable[[], ByteSource],
-        index: Callable[[], IndexSource],
-        spot: Callable[[], ByteSource] | None = None,
-        shift: int = 0,
-    ) -> None:
-        self.name = name
+    __slots__ = (
+        "_index",
+        "_postings",
+        "_postings_source",
+        "_salt_crc",
+        "_shift",
+        "_source",
+        "_unscanned",
+        "end",
+        "start",
+    )
+
+    def __init__(self, start: int, end: int, *, shift: int = 0) -> None:
         self.start = start
         self.end = end
         self._shift = shift
-        self._open_source = source
-        self._open_index = index
-        self._open_spot = spot
         self._source: ByteSource | None = None
         self._salt_crc: int | None = None
         self._index: tuple[SealedIndex, Sections] | None = None
-        self._postings: dict[SectionKind, Postings | HeldPostings] = {}
-        self._unscanned: dict[SectionKind, list[Gap]] = {}
+        self._postings: Mapping[SectionKind, Postings | HeldPostings] = _NONE
+        self._unscanned: Mapping[SectionKind, list[Gap]] = _NONE
         """Damage that was met where the segment had to be read for its postings."""
         self._postings_source: IndexSource | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """How messages call it."""
+
+    @abstractmethod
+    def _open_source(self) -> ByteSource:
+        """Its bytes, for a caller that reads on."""
+
+    @abstractmethod
+    def _open_index(self) -> IndexSource:
+        """The bytes of its index."""
+
+    def _open_spot(self) -> ByteSource:
+        """Its bytes, for a caller that wants one frame."""
+        return self._opened()
 
     @property
     def leading_gap(self) -> Gap | None:
@@ -256,7 +275,7 @@ class SealedSegment:
         if found is None:
             section = sections.get(kind)
             found = self._scanned(kind) if section is None else Postings(self._read_postings, section, self.name)
-            self._postings[kind] = found
+            self._postings = {**self._postings, kind: found}
         return found, index.footer.start
 
     def _scanned(self, kind: SectionKind) -> HeldPostings:
@@ -269,7 +288,7 @@ class SealedSegment:
                 found.add(batch)
             missed += [gap for gap in page.events if gap.reason is Reason.DAMAGED]
             offset = page.next
-        self._unscanned[kind] = missed
+        self._unscanned = {**self._unscanned, kind: missed}
         return found
 
     def _read_postings(self, position: int, length: int) -> bytes:
@@ -280,7 +299,7 @@ class SealedSegment:
 
     def close(self) -> None:
         """Give memory and descriptors back; the next read takes them again."""
-        self._index, self._salt_crc, self._postings = None, None, {}
+        self._index, self._salt_crc, self._postings = None, None, _NONE
         held, self._postings_source = self._postings_source, None
         if held is not None:
             held.close()
@@ -308,6 +327,40 @@ class SealedSegment:
             if gap.start <= offset < gap.stop:
                 return gap
         raise Corrupt(f'{self.name} has no record and names no gap at offset {offset}: run "forebay verify"')
+
+
+class StoredSegment(SealedSegment):
+    """A sealed segment whose bytes come from `source` and `index`, and from `spot` for one frame."""
+
+    def __init__(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        source: Callable[[], ByteSource],
+        index: Callable[[], IndexSource],
+        spot: Callable[[], ByteSource] | None = None,
+        shift: int = 0,
+    ) -> None:
+        super().__init__(start, end, shift=shift)
+        self._name = name
+        self._sources = source, index, spot
+
+    @property
+    def name(self) -> str:
+        """See `SealedSegment`."""
+        return self._name
+
+    def _open_source(self) -> ByteSource:
+        return self._sources[0]()
+
+    def _open_index(self) -> IndexSource:
+        return self._sources[1]()
+
+    def _open_spot(self) -> ByteSource:
+        spot = self._sources[2]
+        return super()._open_spot() if spot is None else spot()
 
 
 def read_index(source: IndexSource, name: str) -> tuple[SealedIndex, Sections]:

@@ -32,7 +32,7 @@ from forebay.loads.prepare import (
 from forebay.manifests import CatalogManifest, store_value
 from forebay.pages import Page
 from forebay.records import Gap, Reason, Record
-from forebay.sealed import SealedSegment
+from forebay.sealed import StoredSegment
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from tests.format.samples import FULL_ROWS, ONE_ROW, SALT
@@ -67,14 +67,14 @@ def prepared_bytes(batches: Iterable[Sequence[Row]]) -> tuple[bytes, bytes]:
     return content, segment.index()[0]
 
 
-def opened(content: bytes, index: bytes, start: int, records: int) -> SealedSegment:
+def opened(content: bytes, index: bytes, start: int, records: int) -> StoredSegment:
     """The segment, put at `start`."""
-    return SealedSegment(
+    return StoredSegment(
         "a.seg", start, start + records, source=lambda: Memory(content), index=lambda: Memory(index), shift=start
     )
 
 
-def walked(segment: SealedSegment, offset: int, page_bytes: int = 1) -> tuple[list[Record], list[Gap]]:
+def walked(segment: StoredSegment, offset: int, page_bytes: int = 1) -> tuple[list[Record], list[Gap]]:
     """All records and gaps from `offset` on."""
     records: list[Record] = []
     gaps: list[Gap] = []

@@ -9,7 +9,7 @@ import pytest
 from forebay.blobs.ranges import ObjectBytes
 from forebay.errors import Corrupt
 from forebay.records import Gap, Reason
-from forebay.sealed import SealedSegment
+from forebay.sealed import StoredSegment
 from tests.history.house import House
 
 
@@ -39,8 +39,8 @@ def _bytes(content: bytes) -> Callable[[], ObjectBytes]:
 
 def test_frames_of_another_place_are_a_damaged_range() -> None:
     files = _files()
-    right = SealedSegment("a", 0, 5, source=_bytes(files["0.seg"]), index=_bytes(files["0.idx"]))
-    wrong = SealedSegment("a", 0, 5, source=_bytes(files["5.seg"]), index=_bytes(files["0.idx"]))
+    right = StoredSegment("a", 0, 5, source=_bytes(files["0.seg"]), index=_bytes(files["0.idx"]))
+    wrong = StoredSegment("a", 0, 5, source=_bytes(files["5.seg"]), index=_bytes(files["0.idx"]))
 
     assert [(batch.base, batch.end) for batch in right.read(0, 1 << 20).batches] == [(0, 5)]
     page = wrong.read(0, 1 << 20)
@@ -49,7 +49,7 @@ def test_frames_of_another_place_are_a_damaged_range() -> None:
 
 def test_an_index_of_other_offsets_is_refused_by_name() -> None:
     files = _files()
-    segment = SealedSegment("a", 0, 5, source=_bytes(files["0.seg"]), index=_bytes(files["5.idx"]))
+    segment = StoredSegment("a", 0, 5, source=_bytes(files["0.seg"]), index=_bytes(files["5.idx"]))
 
     with pytest.raises(Corrupt, match=r"the index of a is of \[5, 10\), which does not cover \[0, 5\)"):
         segment.read(0, 1 << 20)

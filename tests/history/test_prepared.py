@@ -48,7 +48,7 @@ from forebay.manifests import CatalogManifest, ManifestRef
 from forebay.metadata import MemoryMetadata, Put
 from forebay.metadata.seam import TRANSACTION_BYTES_MAX
 from forebay.records import Gap, Reason, Record
-from forebay.sealed import SealedSegment
+from forebay.sealed import StoredSegment
 from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
@@ -133,7 +133,7 @@ def test_record_batches_are_prepared_as_their_rows_are(rows: list[Row], chosen: 
     assert (content, segment.index()[0]) == prepared_bytes([rows])
 
 
-def looked_up(segment: SealedSegment, rows: Sequence[Row]) -> dict[tuple[SectionKind, bytes], list[int]]:
+def looked_up(segment: StoredSegment, rows: Sequence[Row]) -> dict[tuple[SectionKind, bytes], list[int]]:
     """Where the segment says that each key and tag of these rows is, and one of each that none has."""
     sought = {*entries_of(rows), (SectionKind.KEY_POSTINGS, b"none of them"), (SectionKind.TAG_POSTINGS, b"none")}
     return {
@@ -198,7 +198,7 @@ def test_gaps_of_a_segment_move_with_it() -> None:
 
 def test_an_index_of_other_offsets_is_refused() -> None:
     content, index = prepared_bytes([numbered(0, 3)])
-    unmoved = SealedSegment("a.seg", 100, 103, source=lambda: Memory(content), index=lambda: Memory(index))
+    unmoved = StoredSegment("a.seg", 100, 103, source=lambda: Memory(content), index=lambda: Memory(index))
 
     with pytest.raises(Corrupt, match=r"a.seg is of \[0, 3\), which does not cover \[100, 103\)"):
         unmoved.read(100, 1)

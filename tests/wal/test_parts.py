@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tracemalloc
 from typing import Any, cast
 
 import msgspec
@@ -19,9 +20,11 @@ from forebay.clock import SystemClock
 from forebay.errors import Closed, Conflict
 from forebay.format.columns.rows import Columns, encode_columns
 from forebay.format.control.frames import WindowEntry
+from forebay.format.files.segment import segment_name
 from forebay.format.frame.batch import encode_data_frame
 from forebay.meter import ShardCounts
-from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile
+from forebay.testing.disk import SimulatedDisk
+from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
 from forebay.wal.tail import CacheBudget, CachedFrame, TailCache
 from tests.wal.rig import SMALL
@@ -282,3 +285,19 @@ def test_a_look_that_fails_where_no_file_was_replaced_is_given_up() -> None:
 
     assert [attempts.again(gone) for _ in range(READ_ATTEMPTS)] == [True] * (READ_ATTEMPTS - 1) + [False]
     assert not Attempts(files).again(full)
+
+
+def test_a_sealed_file_that_was_not_read_takes_a_few_hundred_bytes() -> None:
+    """Each took a kilobyte: 10,000 topics seal 2,000 files in a minute."""
+    disk, directory = SimulatedDisk(), "/data/shards/" + "7" * 32 + "_0"
+    paths = [f"{directory}/{segment_name(start, 1)}" for start in range(1000, 101_000, 1000)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        files = [SealedFile(disk, path, start, start + 1000) for start, path in enumerate(paths, 1000)]
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+    assert [file.path for file in files] == paths
+    assert taken < 400 * len(files)

@@ -8,6 +8,7 @@ so a file that is replaced under a reader costs it a look-up and nothing else.
 from __future__ import annotations
 
 import errno
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -264,14 +265,34 @@ def walked(scan: LogScan) -> LogFile:
 class SealedFile(SealedSegment):
     """A sealed segment that lies in the shard's own directory, with its index beside it."""
 
+    __slots__ = ("_directory", "_disk", "_file_name", "_footer", "_previous_end", "read_last")
+
     def __init__(self, disk: Disk, path: str, start: int, end: int) -> None:
-        super().__init__(path, start, end, source=lambda: disk.open(path), index=lambda: disk.open(index_name(path)))
-        self.path = path
+        super().__init__(start, end)
+        cut = path.rfind("/") + 1
+        # One for all files of a shard.
+        self._directory, self._file_name = sys.intern(path[:cut]), path[cut:]
         self.read_last = 0.0
         """When a reader last read from it, by the monotonic clock; 0 if none did."""
         self._disk = disk
         self._previous_end: int | None = None
         self._footer: index_format.Footer | None = None
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return self._directory + self._file_name
+
+    @property
+    def name(self) -> str:
+        """See `SealedSegment`."""
+        return self.path
+
+    def _open_source(self) -> File:
+        return self._disk.open(self.path)
+
+    def _open_index(self) -> File:
+        return self._disk.open(index_name(self.path))
 
     @property
     def previous_end(self) -> int:
