@@ -148,6 +148,50 @@ def test_an_idle_file_is_rotated_at_its_age_and_not_looked_at_before(
     engine.close()
 
 
+def test_while_many_shards_wait_to_be_sealed_none_is_rotated_at_its_age_and_then_the_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files were rotated faster than the disk could seal them: thousands waited, each with a descriptor and memory."""
+    monkeypatch.setattr("forebay.storage.background.sync.UNSEALED_MAX", 2)
+    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "free_bytes_min": 0}})
+    clock, disk, waiting = ManualClock(), WatchedDisk(), dict[SegmentShard, None]()
+    worker = SyncWorker(
+        disk,
+        clock,
+        str(tmp_path),
+        settings.runtime,
+        hand_on=lambda shard: waiting.update({shard: None} if shard.upkeep.needs_mending else {}),
+        relieve=lambda: None,
+        unsealed=lambda: len(waiting),
+    )
+    home = SegmentHome(disk, str(tmp_path), "disk", settings=settings, clock=clock, on_dirty=worker.wake)
+    maintenance, engine = InsideSync(worker).take_over(), home.open().engine
+    shards = [engine.open_shard(home.ref(partition)) for partition in range(4)]
+    for shard in reversed(shards):
+        maintenance.watch(shard)
+    for shard in shards:
+        shard.acknowledge(shard.stage_one(_entry(), 17))
+        for _ in range(4):
+            clock.advance(2)
+            maintenance.step()
+    assert not any(shard.upkeep.is_busy for shard in shards)
+
+    clock.advance(60)
+    maintenance.step()
+    assert list(waiting) == shards[:2]
+    clock.advance(60)
+    maintenance.step()
+    assert list(waiting) == shards[:2]
+
+    waiting.clear()
+    for shard in shards[:2]:
+        shard.upkeep.seal_rotated()
+    clock.advance(2)
+    maintenance.step()
+    assert list(waiting) == shards[2:]
+    engine.close()
+
+
 def test_a_shard_with_work_is_looked_at_when_that_is_due_and_not_in_every_round(tmp_path: Path) -> None:
     """Each round looked at each of 10,000 shards that were written: that took a processor."""
     settings = Settings.load(overrides={"wal": {"free_bytes_min": 0}})
@@ -446,7 +490,7 @@ def test_a_log_that_is_written_for_long_keeps_no_other_from_the_failure_of_a_syn
     assert other.failure is not None and "input/output error" in other.failure
     assert stuck.failure is None and stuck.upkeep.is_busy
     assert stuck.wal.writer.syncing, "no sync and no new file until it is acted on"
-    stuck.upkeep.finish()
+    stuck.upkeep.finish(may_rotate=True)
     assert stuck.failure is not None and "input/output error" in stuck.failure
     for shard in (stuck, other):
         shard.upkeep.mend()

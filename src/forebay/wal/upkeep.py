@@ -61,7 +61,7 @@ class Upkeep:
             self.sync()
         if was_failed:
             self._wal.heal()
-        self.finish()
+        self.finish(may_rotate=True)
         if self._wal.failure is None and not self._wal.closed and self._wants_sealing():
             self.seal_rotated()
 
@@ -88,8 +88,8 @@ class Upkeep:
             self._wal.committing.release()
         return not is_free
 
-    def finish(self) -> None:
-        """The part after the background sync: marks, and rotation by age. Never copies a file."""
+    def finish(self, *, may_rotate: bool) -> None:
+        """The part after the background sync: marks, and rotation by age if that may be. Never copies a file."""
         wal = self._wal
         failed = wal.writer.failed_sync
         if failed is not None:
@@ -98,7 +98,7 @@ class Upkeep:
             return
         if self._is_due(wal.idle_since, wal.settings.mark_interval_ms):
             wal.mark()
-        if self.is_old:
+        if may_rotate and self.is_old:
             with wal.committing:
                 if not wal.closed and wal.failure is None:
                     wal.attempt(wal.rotate_locked)

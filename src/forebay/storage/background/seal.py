@@ -48,6 +48,10 @@ class SealWorker:
         """Whether the shard waits for its turn."""
         return shard in (self._asked.get(shard.ref.id), self._failed.get(shard.ref.id))
 
+    def waiting(self) -> int:
+        """How many shards wait for their turn."""
+        return len(self._asked) + len(self._failed)
+
     def step(self) -> None:
         """Mend every shard that was asked for and that no other thread is at."""
         while self.worker.goes_on() and (shard := self._next()) is not None:

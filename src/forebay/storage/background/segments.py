@@ -46,7 +46,9 @@ class SegmentWorkers:
         self.history = HistoryWorker(clock, settings, collect)
         self.seal = SealWorker(clock, self.history.notice)
         self._reserving = ItemWorker("forebay-reserving", SegmentShard.reserve_ahead, clock=clock)
-        self.sync = SyncWorker(disk, clock, root, settings.runtime, hand_on=self.hand_on, relieve=relieve)
+        self.sync = SyncWorker(
+            disk, clock, root, settings.runtime, hand_on=self.hand_on, relieve=relieve, unsealed=self.seal.waiting
+        )
 
     @property
     def workers(self) -> tuple[Worker, ...]:

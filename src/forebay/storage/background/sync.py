@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
+from heapq import nsmallest
 
 from forebay.appends.callbacks import left_due
 from forebay.clock import Clock
@@ -28,6 +29,8 @@ STUCK_SECONDS = 1.0
 """A sync that takes longer is left to its thread: another goes on with the syncs of other shards."""
 SEALING_SECONDS = 5.0
 """A shard whose files another worker was asked to seal is looked at again after that, if they are not sealed yet."""
+UNSEALED_MAX = 256
+"""While so many shards wait to be sealed, no file is rotated by age."""
 MOMENT_SECONDS = 0.02
 """A shard whose log other threads use for longer than that is left for the next round."""
 
@@ -74,10 +77,12 @@ class SyncWorker:
         *,
         hand_on: Callable[[SegmentShard], None],
         relieve: Callable[[], None],
+        unsealed: Callable[[], int] = lambda: 0,
     ) -> None:
         """`hand_on` asks other workers for what a shard that was looked after needs; it never waits.
 
-        `relieve` has other threads take over from workers that are stuck.
+        `relieve` has other threads take over from workers that are stuck. `unsealed` says how many shards wait for
+        the worker that seals.
         """
         self._hand_on = hand_on
         self._filesystem = FileSystem(disk, root)
@@ -85,6 +90,7 @@ class SyncWorker:
         self._ages_checked = clock.monotonic()
         self._old_at = float("inf")
         """No file of a watched shard that has nothing else to do reaches its age before that."""
+        self._unsealed = unsealed
         self._settings = settings
         self._relieve = relieve
         self._callbacks: ItemWorker[SegmentShard] = ItemWorker(
@@ -134,7 +140,10 @@ class SyncWorker:
             self.worker.wake()
 
     def find_old(self) -> None:
-        """Files reach their age without anything happening to them: look at all shards once the first may have."""
+        """Files reach their age without anything happening to them: look at all shards once the first may have.
+
+        The oldest are rotated, as many as can be sealed soon: each that waits for that takes a descriptor and memory.
+        """
         now = self._clock.monotonic()
         if now - self._ages_checked < AGE_CHECK_SECONDS or now < self._old_at:
             return
@@ -142,12 +151,12 @@ class SyncWorker:
         with self.worker.changed:
             # Before the look: what is noted from here on counts for the next one.
             self._old_at = float("inf")
-        for shard in list(self._watched.values()):
-            if shard.upkeep.is_old:
-                # Its age is noted again when it was looked after.
-                self._enlist(shard, AT_ONCE)
-            else:
-                self._note_age(shard)
+        room = max(0, UNSEALED_MAX - self._unsealed())
+        oldest = nsmallest(room, (shard for shard in self._watched.copy().values() if shard.upkeep.is_old), key=_old_at)
+        for shard in self._watched.copy().values():
+            self._note_age(shard)
+        for shard in oldest:
+            self._enlist(shard, AT_ONCE)
 
     def _note_age(self, shard: SegmentShard) -> None:
         """Look at the ages of files again when that of this shard has reached its own."""
@@ -193,7 +202,7 @@ class SyncWorker:
             shard.upkeep.call_back_left()
             if is_sync_due:
                 shard.upkeep.sync()
-            shard.upkeep.finish()
+            shard.upkeep.finish(may_rotate=self._unsealed() < UNSEALED_MAX)
             # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
             self._busy.pop(shard.ref.id, None)
             if self._is_watched(shard):
@@ -283,3 +292,7 @@ def _outcome(target: SyncTarget, failure: OSError | None) -> OSError | None:
         logger.exception("%s: a sync failed", target.active.path)
         return failure
     return None
+
+
+def _old_at(shard: SegmentShard) -> float:
+    return shard.upkeep.old_at
