@@ -93,7 +93,7 @@ def test_an_idle_shard_writes_a_mark_once_and_is_then_left_alone(tmp_path: Path)
 
 
 def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) -> None:
-    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "free_bytes_min": 0}})
+    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "rotate_bytes_min": 0, "free_bytes_min": 0}})
     maintenance, home, clock = stepped(tmp_path, "disk", settings)
     engine = home.open().engine
     shards = [engine.open_shard(home.ref(partition)) for partition in (0, 1)]
@@ -115,11 +115,38 @@ def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) ->
     engine.close()
 
 
+@pytest.mark.parametrize(("mode", "rotations"), [("local", 0), ("shared_fs", 1)])
+def test_a_small_file_is_rotated_at_its_age_only_where_an_export_waits_for_it(
+    tmp_path: Path, mode: str, rotations: int
+) -> None:
+    """10,000 topics that are written now and then sealed 2,000 tiny files a minute, each kept in memory and on disk."""
+    shared = {"storage": {"mode": mode}, "store": {"root": str(tmp_path / "store")}} if mode == "shared_fs" else {}
+    wal = {"rotate_seconds_max": 60, "rotate_bytes_min": 4096, "free_bytes_min": 0}
+    maintenance, home, clock = stepped(tmp_path, "disk", Settings.load(overrides={"wal": wal, **shared}))
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    shard.acknowledge(shard.stage_one(_entry(), 17))
+
+    for _ in range(3):
+        clock.advance(61)
+        maintenance.step()
+
+    assert shard.wal.counters.rotations == rotations
+    while shard.wal.writer.active is not None and shard.wal.writer.active.position < 4096:
+        shard.acknowledge(shard.stage_one(_entry(), 17))
+    for _ in range(3):
+        clock.advance(61)
+        maintenance.step()
+    assert shard.wal.counters.rotations == rotations + 1
+    engine.close()
+
+
 def test_an_idle_file_is_rotated_at_its_age_and_not_looked_at_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each shard was looked at every second: thousands of idle ones cost a part of a processor."""
-    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "free_bytes_min": 0}})
+    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "rotate_bytes_min": 0, "free_bytes_min": 0}})
     maintenance, home, clock = stepped(tmp_path, "disk", settings)
     engine = home.open().engine
     shard = engine.open_shard(home.ref())
@@ -153,7 +180,7 @@ def test_while_many_shards_wait_to_be_sealed_none_is_rotated_at_its_age_and_then
 ) -> None:
     """Files were rotated faster than the disk could seal them: thousands waited, each with a descriptor and memory."""
     monkeypatch.setattr("forebay.storage.background.sync.UNSEALED_MAX", 2)
-    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "free_bytes_min": 0}})
+    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "rotate_bytes_min": 0, "free_bytes_min": 0}})
     clock, disk, waiting = ManualClock(), WatchedDisk(), dict[SegmentShard, None]()
     worker = SyncWorker(
         disk,

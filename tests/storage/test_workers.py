@@ -326,7 +326,7 @@ def test_a_shard_that_cannot_be_looked_after_does_not_end_the_syncs_of_others(
 
 
 def test_a_shard_given_up_while_ages_are_looked_at_does_not_come_back(tmp_path: Path) -> None:
-    maintenance, home, clock = stepped(tmp_path, "disk", quick(rotate_seconds_max=60))
+    maintenance, home, clock = stepped(tmp_path, "disk", quick(rotate_seconds_max=60, rotate_bytes_min=0))
     engine = home.open().engine
     shard = engine.open_shard(home.ref())
     shard.acknowledge(shard.stage_one(_entry(), 17))

@@ -422,7 +422,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             shard = SegmentShard.open(
                 ref,
                 self.directory_of(ref),
-                self._settings.wal,
+                self._settings.wal_of_shards,
                 disk=self._disk,
                 clock=self._clock,
                 before=before,

@@ -56,6 +56,10 @@ class WalSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_onl
         int, within(4 * KIB, 4 * GIB, "A log file of this size is sealed and a new one begun.")
     ] = 64 * MIB
     rotate_seconds_max: Annotated[int, within(1, 7 * 86_400, "A log file with records is sealed at this age.")] = 300
+    rotate_bytes_min: Annotated[
+        int,
+        within(0, 4 * GIB, "A smaller log file is not sealed at its age in mode local, where no export waits for it."),
+    ] = 64 * KIB
     cache_bytes_max: Annotated[
         int, within(0, GIB, "Newest records of each shard kept in memory for readers at the tail.")
     ] = 4 * MIB

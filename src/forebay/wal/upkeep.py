@@ -129,10 +129,13 @@ class Upkeep:
 
     @property
     def old_at(self) -> float:
-        """When the active file has reached the age to be rotated, by the monotonic clock; never if it has no record."""
+        """When the active file has reached the age to be rotated, by the monotonic clock.
+
+        Never while it has no record or is smaller than `rotate_bytes_min`: then its growth makes it due.
+        """
         wal, active = self._wal, self._wal.writer.active
-        if active is None or active.is_bare or wal.closed:
-            return float("inf")
+        if active is None or active.is_bare or wal.closed or active.position < wal.settings.rotate_bytes_min:
+            return NEVER
         return active.created + wal.settings.rotate_seconds_max
 
     @property
