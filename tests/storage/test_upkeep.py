@@ -242,6 +242,27 @@ def test_a_shard_with_work_is_looked_at_when_that_is_due_and_not_in_every_round(
     engine.close()
 
 
+def test_a_shard_that_was_only_opened_asks_for_no_offsets(tmp_path: Path) -> None:
+    """What was reserved for it was a gap after a clean stop, which gives back what a log that was written has left."""
+    shared = {"storage": {"mode": "shared_fs"}, "store": {"root": str(tmp_path / "store")}}
+    maintenance, home, clock = stepped(
+        tmp_path, "disk", Settings.load(overrides={**shared, "wal": {"free_bytes_min": 0}})
+    )
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    assert shard.wal.writer.wants_reservation
+    asked: list[bool] = []
+    maintenance.replace_follow_up(lambda shard: asked.append(shard.wal.writer.wants_reservation))
+
+    maintenance.watch(shard)
+    for _ in range(3):
+        clock.advance(2)
+        maintenance.step()
+
+    assert asked == [] and not shard.upkeep.is_busy
+    engine.close()
+
+
 def test_a_shard_whose_file_is_not_sealed_is_asked_for_at_once_and_again_after_a_while(tmp_path: Path) -> None:
     maintenance, home, clock = stepped(tmp_path, "disk", quick(sync_interval_ms=1))
     engine = home.open().engine

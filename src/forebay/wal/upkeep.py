@@ -147,13 +147,16 @@ class Upkeep:
     def due_at(self) -> float:
         """When there is work next, but for sealing, by the monotonic clock: `AT_ONCE` for what waits for no time.
 
+        A log that was opened and not written to needs no offsets: reserved, they would be a gap after a clean stop.
         For any thread, also one that holds the log's locks: a look at fields.
         """
         wal, writer, settings = self._wal, self._wal.writer, self._wal.settings
         is_left = bool(wal.queue.due)
         if wal.closed or wal.fenced is not None:
             return AT_ONCE if is_left and not wal.closed else NEVER
-        if is_left or wal.failure is not None or writer.failed_sync is not None or writer.wants_reservation:
+        if is_left or wal.failure is not None or writer.failed_sync is not None:
+            return AT_ONCE
+        if writer.touched and writer.wants_reservation:
             return AT_ONCE
         is_unmarked = writer.active is not None and writer.active.marked < writer.durable
         return min(
