@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.blobs import BlobChanged, BlobMissing
-from forebay.columnar import ParquetSegment
 from forebay.errors import Corrupt, DataLoss, Unavailable
 from forebay.format.frame.batch import Batch, batch_of, merge
 from forebay.format.metadata.vectors import live_mask
@@ -110,6 +109,8 @@ class _PartRead:
             # Another than was planned with: what is missing in it is reported page by page.
             yield from self._framed(run)
             return
+        from forebay.columnar import ParquetSegment  # it takes a third of the start of a task that reads frames alone
+
         try:
             segment = self._reader.segment(piece)
             assert isinstance(segment, ParquetSegment)
