@@ -23,7 +23,7 @@ from forebay.metadata import Put, SqliteMetadata
 from forebay.settings import MIB, StoreSettings
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.blobs import servers
+from tests.support import servers
 
 FILE_BYTES = 64 * MIB
 KEYS = ShardKeys("bench", "t", 0, "/forebay")

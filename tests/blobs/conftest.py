@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.blobs import servers
-from tests.blobs.servers import Server
+from tests.support import servers
+from tests.support.servers import Server
 
 
 @pytest.fixture(scope="session")

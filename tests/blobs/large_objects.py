@@ -16,7 +16,7 @@ from typing import Final
 from forebay.blobs import open_store
 from forebay.disk import SystemDisk
 from forebay.settings import MIB
-from tests.blobs.servers import s3_settings
+from tests.support.servers import s3_settings
 
 LARGE_BYTES: Final = 256 * MIB
 _ROOT: Final = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.blobs import BlobContract
 from forebay.testing.disk import SimulatedDisk
-from tests.blobs.servers import Server, azure_settings, s3_settings
+from tests.support.servers import Server, azure_settings, s3_settings
 
 
 class TestDirectory(BlobContract):

@@ -9,7 +9,7 @@ from forebay.disk import SystemDisk
 from forebay.settings import MIB
 from forebay.testing.clock import ManualClock
 from tests.blobs.scripted import DATE, Answer, Request, Respond, answering, found
-from tests.blobs.servers import store_settings
+from tests.support.servers import store_settings
 
 BEGUN = b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
 DONE = b"<CompleteMultipartUploadResult><ETag>&quot;e&quot;</ETag></CompleteMultipartUploadResult>"

@@ -20,8 +20,8 @@ from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavail
 from forebay.settings import KIB, MIB, Settings, StoreSettings
 from forebay.testing.clock import ManualClock
 from tests.blobs.scripted import DATE, DROPPED, Answer, Request, Respond, answering, careless, found, in_turn
-from tests.blobs.servers import SECRET_KEY, s3_settings
 from tests.support.ports import free_ports
+from tests.support.servers import SECRET_KEY, s3_settings
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,9 @@ from forebay.disk import SystemDisk
 from forebay.errors import ForebayError, Indeterminate, Unavailable
 from forebay.settings import MIB, StoreSettings
 from forebay.testing.clock import ManualClock
-from tests.blobs import large_objects, servers
-from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server, s3_settings
+from tests.blobs import large_objects
+from tests.support import servers
+from tests.support.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server, s3_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("blob-servers")]
 

@@ -40,7 +40,7 @@ from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 from tests.ledger import Ledger
-from tests.metadata.etcd.cluster import running
+from tests.support.etcd import running
 
 TOPIC = "ab" * 16
 KEYS = ShardKeys("shop", "orders", 0, "/forebay")

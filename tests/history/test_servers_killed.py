@@ -27,12 +27,12 @@ from forebay.settings import MIB, MetadataSettings
 from forebay.testing.catalogs import check_history, from_blobs, keys_of
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import RecordingMetadata
-from tests.blobs import servers
-from tests.blobs.servers import Server, s3_settings
 from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger
-from tests.metadata.etcd.cluster import Cluster, running
+from tests.support import servers
+from tests.support.etcd import Cluster, running
 from tests.support.ports import free_ports
+from tests.support.servers import Server, s3_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("history-servers")]
 

@@ -40,7 +40,7 @@ from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec
 from tests.ledger import Ledger
-from tests.metadata.etcd.cluster import running
+from tests.support.etcd import running
 
 NAME: Final = TopicName("shop", "orders")
 IDS: Final = ("ab" * 16, "cd" * 16)

@@ -16,9 +16,9 @@ from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
-from tests.metadata.etcd.cluster import Cluster, running
 from tests.moves import rig
 from tests.moves.rig import Land
+from tests.support.etcd import Cluster, running
 
 WITH_SERVERS = (pytest.mark.slow, pytest.mark.xdist_group("moves-servers"))
 

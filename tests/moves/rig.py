@@ -28,7 +28,7 @@ from forebay.shard import SegmentShard
 from forebay.storage import Storage, Topic
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.blobs.servers import s3_settings
+from tests.support.servers import s3_settings
 
 TOPIC: Final = "shop/orders"
 RESERVED: Final = 64

@@ -12,11 +12,11 @@ from forebay.format.metadata.keys import compactor_key
 from tests.compacting.directly import check_sound, compacted, kinds_of, shown
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
-from tests.metadata.etcd.cluster import Cluster
 from tests.moves import rig
 from tests.moves.conftest import WITH_SERVERS
 from tests.moves.rig import TOPIC
 from tests.spark.mixed import ENVIRONMENT, Mixed
+from tests.support.etcd import Cluster
 
 pytestmark = list(WITH_SERVERS)
 

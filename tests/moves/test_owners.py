@@ -13,11 +13,11 @@ import pytest
 from forebay import DataLoss, Fenced, ForebayError, Gap, Indeterminate, Moved, Reason, Storage, Topic, Unavailable
 from forebay.shard import NextSource
 from tests.ledger import Ledger
-from tests.metadata.etcd.cluster import Cluster, running
 from tests.moves import rig
 from tests.moves.children import Owner, land_of
 from tests.moves.conftest import WITH_SERVERS
 from tests.moves.rig import RESERVED, TOPIC, Land, clear_up, id_of, numbers, pieces_of, state_of, told
+from tests.support.etcd import Cluster, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -9,13 +9,13 @@ import pytest
 from forebay.loads.prepare import Sink
 from forebay.spark.writing.delivery import deliver
 from forebay.spark.writing.options import Target, WriteOptions, look
-from tests.blobs.servers import ACCESS_KEY, SECRET_KEY
 from tests.history.test_servers_killed import Bucket
-from tests.metadata.etcd.cluster import Cluster
 from tests.moves import rig
 from tests.moves.conftest import WITH_SERVERS
 from tests.moves.rig import TOPIC, Land
 from tests.spark.test_writing_delivery import VALUES, staged
+from tests.support.etcd import Cluster
+from tests.support.servers import ACCESS_KEY, SECRET_KEY
 
 pytestmark = list(WITH_SERVERS)
 

@@ -15,11 +15,11 @@ from forebay import Storage, Unavailable, places
 from forebay.format.metadata.descriptor import Phase
 from forebay.settings import ExportSettings, RetentionSettings, Settings, StorageSettings
 from forebay.storage.background import cleanup, history
-from tests.blobs.servers import s3_settings
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, WAL, Land, id_of, numbers, pieces_of, shard_of, state_of, told
+from tests.support.servers import s3_settings
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("moves-servers")]

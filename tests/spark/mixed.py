@@ -15,9 +15,9 @@ from forebay.settings import Settings
 from forebay.spark.jobs.compaction import compact
 from forebay.spark.place.location import Location
 from forebay.storage import Storage
-from tests.blobs.servers import ACCESS_KEY, SECRET_KEY
 from tests.moves.rig import Land
 from tests.spark.topics import Filled, Row, in_order
+from tests.support.servers import ACCESS_KEY, SECRET_KEY
 
 TOPIC: Final = "shop/orders"
 ENVIRONMENT: Final = {"FOREBAY_TEST_KEY": ACCESS_KEY, "FOREBAY_TEST_SECRET": SECRET_KEY}

@@ -21,9 +21,9 @@ from forebay.spark.tables.commit import QueryBatch, TableChange, commit
 from forebay.spark.tables.delta import DeltaLakeTable, address_of_table
 from forebay.spark.tables.delta_files import look_up_delta
 from forebay.spark.tables.file_writer import write_rows
-from tests.blobs import servers
-from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from tests.spark.topics import SETTINGS
+from tests.support import servers
+from tests.support.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 
 AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=datetime.UTC)
 SCHEMA = pa.schema(

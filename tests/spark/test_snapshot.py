@@ -28,10 +28,10 @@ from forebay.spark.reading.snapshot import Split
 from forebay.spark.reading.task import read_split
 from forebay.spark.reading.view import Viewer, load
 from forebay.topics import TopicName
-from tests.metadata.etcd.cluster import running
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import TIME, Filled, Row, in_order, rows_in, splits_of
+from tests.support.etcd import running
 
 pytestmark = pytest.mark.slow
 

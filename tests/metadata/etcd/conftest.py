@@ -14,7 +14,7 @@ from forebay.clock import Clock, SystemClock
 from forebay.errors import ForebayError
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.settings import MetadataSettings
-from tests.metadata.etcd.cluster import Cluster, running
+from tests.support.etcd import Cluster, running
 
 REQUEST_MS = 30_000
 """Longer than a cluster on a busy machine takes to answer or to elect a leader; a test of the limit names its own."""

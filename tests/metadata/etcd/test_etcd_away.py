@@ -17,7 +17,7 @@ from forebay.clock import SystemClock
 from forebay.settings import MetadataSettings, RuntimeSettings, Settings, StorageSettings, StoreSettings, WalSettings
 from forebay.storage.background import commit
 from forebay.testing.inside import inside
-from tests.metadata.etcd.cluster import Cluster, running
+from tests.support.etcd import Cluster, running
 from tests.support.waiting import PATIENCE, until
 
 RESERVED = 64

@@ -7,7 +7,7 @@ import pytest
 from forebay.metadata import MetadataStore
 from forebay.testing.contracts.metadata import MetadataContract
 from forebay.testing.contracts.metadata.calls import put
-from tests.metadata.etcd.cluster import Cluster
+from tests.support.etcd import Cluster
 
 
 class TestEtcdMetadata(MetadataContract):

@@ -18,9 +18,9 @@ from forebay.metadata.etcd import EtcdMetadata
 from forebay.metadata.etcd.leases import EtcdSession
 from forebay.testing.inside import inside
 from tests.ledger import Ledger
-from tests.metadata.etcd.cluster import Cluster
 from tests.metadata.etcd.conftest import OpenStore
 from tests.metadata.etcd.proxy import Proxy
+from tests.support.etcd import Cluster
 from tests.support.ports import free_ports
 from tests.support.waiting import PATIENCE, until
 

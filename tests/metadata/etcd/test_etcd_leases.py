@@ -22,9 +22,9 @@ from forebay.metadata.etcd.wire import Request
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain
 from forebay.testing.inside import inside
-from tests.metadata.etcd.cluster import Cluster
 from tests.metadata.etcd.conftest import OpenStore
 from tests.metadata.etcd.proxy import Proxy
+from tests.support.etcd import Cluster
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]

@@ -28,8 +28,8 @@ from forebay.metadata.etcd.wire import Request
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain, keys_under, put
 from forebay.testing.inside import inside
-from tests.metadata.etcd.cluster import Cluster, text
 from tests.metadata.etcd.conftest import OpenStore
+from tests.support.etcd import Cluster, text
 from tests.support.waiting import PATIENCE, until
 
 

@@ -22,7 +22,7 @@ from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened as spark_opened
 from forebay.testing.contracts.metadata.calls import drain, put
 from tests.cli.rig import Shell
-from tests.metadata.etcd.cluster import Cluster, running, text
+from tests.support.etcd import Cluster, running, text
 
 PASSWORD = "correct horse"
 

@@ -10,8 +10,8 @@ import forebay
 from forebay.clock import SystemClock
 from forebay.service.tokens import TokenBook
 from tests.cli.rig import Shell
-from tests.metadata.etcd.cluster import Cluster
 from tests.metadata.etcd.conftest import OpenStore
+from tests.support.etcd import Cluster
 from tests.support.waiting import until
 
 

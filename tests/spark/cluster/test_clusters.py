@@ -14,8 +14,6 @@ from typing import Any, Final
 import pytest
 
 import forebay
-from tests.blobs import servers
-from tests.blobs.servers import Server
 from tests.cli.rig import one_line
 from tests.moves import rig
 from tests.spark.cluster.connect import connect_server
@@ -23,6 +21,8 @@ from tests.spark.cluster.driver import Orders
 from tests.spark.cluster.standalone import cluster
 from tests.spark.mixed import ENVIRONMENT, Mixed, settings_file
 from tests.spark.topics import Row
+from tests.support import servers
+from tests.support.servers import Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900)]
 

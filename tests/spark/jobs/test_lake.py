@@ -38,11 +38,11 @@ from forebay.spark.tables.targets import TableBatch, Unleased
 from forebay.spark.tables.upkeep import own_folder
 from forebay.spark.values.avro import AvroValues
 from forebay.testing.inside import inside
-from tests.blobs import servers
-from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from tests.ledger import Ledger
 from tests.spark.jobs.lake_child import Halves, append, local_frame
 from tests.spark.topics import SETTINGS, noted_reads
+from tests.support import servers
+from tests.support.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow

@@ -25,11 +25,11 @@ from forebay.spark.jobs.units import UnitOutcome
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.testing.inside import inside
-from tests.blobs import servers
-from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server
 from tests.cli.rig import flip, snapshot
 from tests.compacting.directly import AT_ONCE, Here
 from tests.ledger import Ledger
+from tests.support import servers
+from tests.support.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Real servers on 127.0.0.1 for the tests of object stores: started on free ports, stopped afterwards.
+"""Real object servers on 127.0.0.1 for tests: started on free ports, stopped afterwards.
 
 `make setup` installs them, into `.venv/servers` and `.venv/azurite`. One that is missing or does not start
 fails the test that wants it, never skips it.
