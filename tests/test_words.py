@@ -29,6 +29,18 @@ def test_a_public_class_name_stands_in_one_room_or_in_the_list_of_words() -> Non
     assert {name: found for name, found in rooms.items() if len(found) > 1} == _listed()
 
 
+def test_a_class_that_tests_share_has_a_name_of_its_own() -> None:
+    """What other files of the tests import from a module that is no test means one thing."""
+    modules: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted((_ROOT / "tests").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(str(path.relative_to(_ROOT)))
+    shared = {name: found for name, found in modules.items() if any("/test_" not in path for path in found)}
+
+    assert {name: found for name, found in shared.items() if len(found) > 1} == {}
+
+
 def _listed() -> dict[str, set[str]]:
     """The names in the table "One name in two rooms" of docs/words.md, each with its rooms."""
     text = (_ROOT / "docs" / "words.md").read_text()

@@ -23,7 +23,7 @@ from tests.storage.rig import WatchedDisk, quick, values
 from tests.support.waiting import PATIENCE
 
 
-class Server:
+class TurnsLog:
     """A log that commits each turn of its loop, and which thread writes its segments."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *, room_s: float = 0.0, **wal: object) -> None:
@@ -68,7 +68,7 @@ async def _appended(topic: AsyncTopic, count: int, **options: Any) -> tuple[int,
 def test_the_appends_of_a_turn_are_written_once_each_at_its_own_offsets_and_not_by_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path / "log", monkeypatch)
+    server = TurnsLog(tmp_path / "log", monkeypatch)
 
     async def use(log: AsyncLog) -> None:
         topic = await begun(log)
@@ -87,7 +87,7 @@ def test_the_appends_of_a_turn_are_written_once_each_at_its_own_offsets_and_not_
 def test_one_refused_request_leaves_the_others_of_its_turn_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path / "log", monkeypatch)
+    server = TurnsLog(tmp_path / "log", monkeypatch)
 
     async def use(log: AsyncLog) -> None:
         topic = await begun(log)
@@ -108,7 +108,7 @@ def test_one_refused_request_leaves_the_others_of_its_turn_alone(
 def test_a_request_that_is_cancelled_in_its_turn_may_stand_and_stands_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path / "log", monkeypatch)
+    server = TurnsLog(tmp_path / "log", monkeypatch)
 
     async def use(log: AsyncLog) -> None:
         topic = await begun(log)
@@ -126,7 +126,7 @@ def test_a_request_that_is_cancelled_in_its_turn_may_stand_and_stands_once(
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 def test_no_write_is_made_by_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str) -> None:
     """Writes without a sync were once made in the loop: one that hung held every request of a server."""
-    server = Server(tmp_path / "log", monkeypatch, rotate_bytes_max=4096)
+    server = TurnsLog(tmp_path / "log", monkeypatch, rotate_bytes_max=4096)
 
     async def use(log: AsyncLog) -> None:
         topic = await begun(log, durability=durability)
@@ -142,7 +142,7 @@ def test_appends_of_one_turn_that_are_in_doubt_and_repeated_stand_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write that hangs answers none of its turn; callers that gave up and repeat get the offsets of the first."""
-    server = Server(tmp_path / "log", monkeypatch)
+    server = TurnsLog(tmp_path / "log", monkeypatch)
     hangs, go_on = threading.Event(), threading.Event()
 
     async def use(log: AsyncLog) -> None:
@@ -182,7 +182,7 @@ def test_appends_of_one_turn_that_are_in_doubt_and_repeated_stand_once(
 class FullQueue:
     """A topic whose two partitions have full queues: nothing is written until `go_on` is set."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: TurnsLog) -> None:
         self._server = server
         self.go_on = threading.Event()
 
@@ -234,7 +234,7 @@ async def _all_stand_once(topic: AsyncTopic, queued: list[asyncio.Task[int]], as
 
 def test_requests_wait_a_moment_for_room_in_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More records under way than a queue takes are no reason to refuse one: the queue is written out in no time."""
-    full = FullQueue(Server(tmp_path / "log", monkeypatch, room_s=PATIENCE, queue_records_max=4))
+    full = FullQueue(TurnsLog(tmp_path / "log", monkeypatch, room_s=PATIENCE, queue_records_max=4))
 
     async def use(topic: AsyncTopic, queued: list[asyncio.Task[int]]) -> None:
         gone, *waiting = [
@@ -253,7 +253,7 @@ def test_requests_wait_a_moment_for_room_in_a_full_queue(tmp_path: Path, monkeyp
 def test_requests_are_refused_when_there_was_no_room_for_long_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = FullQueue(Server(tmp_path / "log", monkeypatch, room_s=0.3, queue_records_max=4))
+    full = FullQueue(TurnsLog(tmp_path / "log", monkeypatch, room_s=0.3, queue_records_max=4))
 
     async def use(topic: AsyncTopic, queued: list[asyncio.Task[int]]) -> None:
         loop = asyncio.get_running_loop()
@@ -273,7 +273,7 @@ def test_requests_are_refused_when_there_was_no_room_for_long_enough(
 def test_a_shard_that_another_thread_writes_does_not_hold_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path / "log", monkeypatch)
+    server = TurnsLog(tmp_path / "log", monkeypatch)
 
     async def use(log: AsyncLog) -> None:
         topic, other = await begun(log), await begun(log, "other")
@@ -302,7 +302,7 @@ def test_a_shard_that_another_thread_writes_does_not_hold_the_loop(
 def test_a_write_that_fails_answers_every_request_of_its_turn_and_the_log_heals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path / "log", monkeypatch)
+    server = TurnsLog(tmp_path / "log", monkeypatch)
 
     async def use(log: AsyncLog) -> None:
         topic, other = await begun(log), await begun(log, "other")

@@ -16,7 +16,7 @@ from forebay.format.files.segment import COMPACTED
 from forebay.format.metadata.descriptor import Status
 from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
-from tests.history.house import GRACE_S, House
+from tests.support.environments.shard import GRACE_S, ShardEnvironment
 
 SHARD: Final = f"{'ab' * 16}_0"
 EXPORTED: Final = f"{SHARD}/3-{'c' * 32}.seg"
@@ -141,75 +141,75 @@ def test_every_reason_has_a_rule() -> None:
     assert {*RULES, Kept.READ} == set(Kept)
 
 
-def _house() -> tuple[House, SimulatedBlobs]:
+def _environment() -> tuple[ShardEnvironment, SimulatedBlobs]:
     clock = ManualClock(seed=1)
     blobs = SimulatedBlobs(clock=clock)
-    house = House(blobs=blobs, clock=clock)
-    house.append(5)
-    house.seal()
-    house.export()
-    return house, blobs
+    environment = ShardEnvironment(blobs=blobs, clock=clock)
+    environment.append(5)
+    environment.seal()
+    environment.export()
+    return environment, blobs
 
 
 def test_a_look_removes_nothing_and_says_why_each_object_is_kept() -> None:
-    house, blobs = _house()
-    named = house.keys()
-    orphan = f"{house.exporter().origin.prefix}1-{'0' * 32}.seg"
+    environment, blobs = _environment()
+    named = environment.keys()
+    orphan = f"{environment.exporter().origin.prefix}1-{'0' * 32}.seg"
     blobs.put_if_absent(orphan, b"left behind")
-    house.clock.jump(2 * GRACE_S * 1000)
+    environment.clock.jump(2 * GRACE_S * 1000)
     young = orphan.replace("1-", "2-")
     blobs.put_if_absent(young, b"on its way")
 
-    judged = Collector(house.clock, GRACE_S).look(house.scope())
+    judged = Collector(environment.clock, GRACE_S).look(environment.scope())
 
     assert judged == {orphan: (), young: (Kept.YOUNG, Kept.CLAIMABLE), **dict.fromkeys(named, (Kept.NAMED,))}
-    assert house.keys() == {*named, orphan, young}
+    assert environment.keys() == {*named, orphan, young}
 
 
 def test_the_log_says_how_many_objects_are_kept_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    house, blobs = _house()
-    blobs.put_if_absent(f"{house.exporter().origin.prefix}1-{'0' * 32}.seg", b"left behind")
-    house.clock.jump(2 * GRACE_S * 1000)
+    environment, blobs = _environment()
+    blobs.put_if_absent(f"{environment.exporter().origin.prefix}1-{'0' * 32}.seg", b"left behind")
+    environment.clock.jump(2 * GRACE_S * 1000)
 
     with caplog.at_level("DEBUG", logger="forebay.cleanup.collector"):
-        house.collect()
+        environment.collect()
 
     assert f"objects in {blobs.name}: 2 kept because history names it; 1 may go" in caplog.text
 
 
 def test_while_everything_is_young_nothing_is_asked_for() -> None:
-    house, _ = _house()
+    environment, _ = _environment()
 
     def refuse() -> bool:
         raise AssertionError("the metadata store need not be asked")
 
-    judged = Collector(house.clock, GRACE_S).look(house.scope(is_compacting=refuse))
+    judged = Collector(environment.clock, GRACE_S).look(environment.scope(is_compacting=refuse))
 
     assert set(judged.values()) == {(Kept.YOUNG,)}
 
 
-def _rewritten(house: House, **changes: object) -> None:
+def _rewritten(environment: ShardEnvironment, **changes: object) -> None:
     """A compaction has just put another segment into the place of the only one."""
-    catalog = house.catalog()
+    catalog = environment.catalog()
     (piece,) = catalog.pieces()
-    now = {"status": Status.COMPACTED, "created_at": house.clock.now_ms(), **changes}
+    now = {"status": Status.COMPACTED, "created_at": environment.clock.now_ms(), **changes}
     assert catalog.replace([piece], msgspec.structs.replace(piece.descriptor, **now))
 
 
 def test_a_removal_that_fails_does_not_begin_the_grace_of_the_others_again() -> None:
-    house, blobs = _house()
-    old = house.keys()
-    house.clock.jump(10 * GRACE_S * 1000)
-    _rewritten(house, object_key=f"{house.exporter().origin.prefix}{COMPACTED}one.parquet")
-    collector = Collector(house.clock, GRACE_S)
-    assert collector.collect(house.scope()) == []
-    house.clock.advance(GRACE_S)
-    _rewritten(house)
+    environment, blobs = _environment()
+    old = environment.keys()
+    environment.clock.jump(10 * GRACE_S * 1000)
+    _rewritten(environment, object_key=f"{environment.exporter().origin.prefix}{COMPACTED}one.parquet")
+    collector = Collector(environment.clock, GRACE_S)
+    assert collector.collect(environment.scope()) == []
+    environment.clock.advance(GRACE_S)
+    _rewritten(environment)
     blobs.inject(Fault.FAIL_BEFORE, method="delete", after=1)
 
     with pytest.raises(Unavailable):
-        collector.collect(house.scope())
-    assert len(old & house.keys()) == 1
-    collector.collect(house.scope())
+        collector.collect(environment.scope())
+    assert len(old & environment.keys()) == 1
+    collector.collect(environment.scope())
 
-    assert not old & house.keys()
+    assert not old & environment.keys()

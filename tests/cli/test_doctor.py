@@ -16,7 +16,7 @@ from forebay.cli.doctor.answers import AnswerKind
 from forebay.disk import SystemDisk
 from forebay.spark.start import java
 from forebay.spark.start.java import Java
-from tests.cli.house import House
+from tests.cli.environment import CommandEnvironment
 from tests.cli.rig import Shell, filled, snapshot
 
 pytestmark = pytest.mark.slow
@@ -62,11 +62,11 @@ def test_what_an_extra_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_shared_is_tried_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.ok("a", "topic", "create", "t")
+    environment = CommandEnvironment(tmp_path)
+    environment.ok("a", "topic", "create", "t")
     before = snapshot(tmp_path)
 
-    answers = _answers(Shell(tmp_path / "a"), "--settings", str(house.file))
+    answers = _answers(Shell(tmp_path / "a"), "--settings", str(environment.file))
 
     assert answers["store"][0] == "ok" and "creating twice was refused" in answers["store"][1]
     assert answers["metadata"][0] == "ok" and "shared.sqlite" in answers["metadata"][1]
@@ -76,20 +76,20 @@ def test_what_is_shared_is_tried_and_nothing_is_left_behind(tmp_path: Path) -> N
 def test_a_store_that_lets_two_writers_create_the_same_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(tmp_path, "local")
-    house.ok("a", "topic", "create", "t")
+    environment = CommandEnvironment(tmp_path, "local")
+    environment.ok("a", "topic", "create", "t")
     # Such a file system replaces what had the name instead of refusing.
     monkeypatch.setattr(SystemDisk, "link", lambda disk, source, target: shutil.copyfile(source, target))
 
-    answers = _answers(Shell(tmp_path / "a"), "--settings", str(house.file), code=1)
+    answers = _answers(Shell(tmp_path / "a"), "--settings", str(environment.file), code=1)
 
     assert answers["store"][0] == "problem" and "a second writer was let" in answers["store"][1]
 
 
 def test_a_store_that_is_not_mounted_is_named_and_not_made(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    environment = CommandEnvironment(tmp_path)
 
-    answers = _answers(Shell(tmp_path / "a"), "--settings", str(house.file))
+    answers = _answers(Shell(tmp_path / "a"), "--settings", str(environment.file))
 
     assert answers["store"][0] == "warning" and "store.root" in answers["store"][1]
     assert answers["metadata"][0] == "note"

@@ -74,7 +74,7 @@ def stored(
     return store_parquet(store, key, [append.table() for append in appends], lambda: facts)
 
 
-class Held:
+class NotedBytes:
     """Bytes in memory, of which each read is noted."""
 
     def __init__(self, content: bytes) -> None:
@@ -93,10 +93,10 @@ class Held:
         """Nothing is held open."""
 
 
-def in_memory(content: bytes, index: bytes, start: int, end: int) -> tuple[ParquetSegment, Held]:
+def in_memory(content: bytes, index: bytes, start: int, end: int) -> tuple[ParquetSegment, NotedBytes]:
     """A segment of these bytes, and what notes the reads of them."""
-    source = Held(content)
-    return ParquetSegment("segment", start, end, source=lambda: source, index=lambda: Held(index)), source
+    source = NotedBytes(content)
+    return ParquetSegment("segment", start, end, source=lambda: source, index=lambda: NotedBytes(index)), source
 
 
 def opened(objects: Objects, segment: StoredParquet) -> ParquetSegment:

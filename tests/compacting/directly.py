@@ -25,9 +25,9 @@ from forebay.spark.place.location import Location
 from forebay.storage import Storage, Topic
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.moves.rig import Land, keys_of, metadata_of
 from tests.spark.mixed import ENVIRONMENT, settings_file
 from tests.spark.topics import Row, in_order, rows_of
+from tests.support.environments.directories import Environment, keys_of, metadata_of
 
 AT_ONCE: Final = Rules(settle_ms=0, segments_min=2)
 
@@ -62,14 +62,14 @@ class Here:
         return ended
 
 
-def location_of(land: Land, name: str | None = "one") -> Location:
-    """Where a land's directory is; without a name its store alone."""
-    options = {"settings": settings_file(land)}
-    return Location.parse(options if name is None else {**options, "path": str(land.root / name)}, ENVIRONMENT)
+def location_of(environment: Environment, name: str | None = "one") -> Location:
+    """Where a directory of the environment is; without a name its store alone."""
+    options = {"settings": settings_file(environment)}
+    return Location.parse(options if name is None else {**options, "path": str(environment.root / name)}, ENVIRONMENT)
 
 
 def compacted(
-    land: Land,
+    environment: Environment,
     topics: Sequence[str] = (),
     *,
     rules: Rules = AT_ONCE,
@@ -78,7 +78,7 @@ def compacted(
     dry_run: bool = False,
 ) -> JobReport:
     """Compact beside whichever caller owns the directory."""
-    location = location_of(land, name)
+    location = location_of(environment, name)
     return compact(Here(location, meanwhile), location, topics, rules=rules, dry_run=dry_run)
 
 
@@ -103,11 +103,11 @@ def kinds_of(log: Storage, topic: Topic, partition: int = 0) -> list[DescriptorK
     return [piece.kind for piece in catalog_of(log, topic, partition).descriptors()]
 
 
-def check_sound(land: Land, name: str = "one") -> None:
+def check_sound(environment: Environment, name: str = "one") -> None:
     """Nothing is wrong with a directory and its history."""
     disk = SystemDisk()
     try:
-        report = verify(str(land.root / name), land.settings, disk=disk, clock=SystemClock())
+        report = verify(str(environment.root / name), environment.settings, disk=disk, clock=SystemClock())
     finally:
         disk.close()
     assert [str(finding) for finding in report.findings if finding.severity is not Severity.NOTE] == []

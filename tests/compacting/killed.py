@@ -17,10 +17,13 @@ from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog
 from forebay.compacting.shard import ShardCompaction
 from tests.compacting.directly import compacted
-from tests.moves import rig
+from tests.support.environments import directories
 from tests.support.processes import die_at
 
-LANDS: Final[dict[str, Callable[[Path], rig.Land]]] = {"local": rig.local, "shared_fs": rig.shared_fs}
+ENVIRONMENTS: Final[dict[str, Callable[[Path], directories.Environment]]] = {
+    "local": directories.local,
+    "shared_fs": directories.shared_fs,
+}
 
 STEPS: Final[dict[str, Callable[[], None]]] = {
     "with the lease": lambda: die_at(ShardCompaction, "outlook", call=2),
@@ -33,12 +36,12 @@ STEPS: Final[dict[str, Callable[[], None]]] = {
 
 
 def main(root: str, mode: str, *steps: str) -> None:
-    land = LANDS[mode](Path(root))
+    environment = ENVIRONMENTS[mode](Path(root))
     for step in steps:
         child = os.fork()
         if not child:
             STEPS[step]()
-            compacted(land)
+            compacted(environment)
             os._exit(1)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (step, status)

@@ -36,26 +36,29 @@ from tests.compacting.directly import (
     kinds_of,
     shown,
 )
-from tests.moves import rig
-from tests.moves.rig import TOPIC, Land
 from tests.spark.mixed import Mixed
 from tests.spark.topics import Row, rows_of
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, Environment
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
-LANDS: dict[str, Callable[[Path], Land]] = {"local": rig.local, "shared_fs": rig.shared_fs}
+ENVIRONMENTS: dict[str, Callable[[Path], Environment]] = {
+    "local": directories.local,
+    "shared_fs": directories.shared_fs,
+}
 NO_COPIES = RetentionSettings(time_s=0, bytes_max=0, grace_s=0, check_interval_s=1)
 
 
-@pytest.fixture(params=LANDS)
-def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
-    return LANDS[request.param](tmp_path)
+@pytest.fixture(params=ENVIRONMENTS)
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
+    return ENVIRONMENTS[request.param](tmp_path)
 
 
 @pytest.fixture
-def mixed(land: Land) -> Iterator[Mixed]:
-    found = Mixed(land, partitions=1)
+def mixed(environment: Environment) -> Iterator[Mixed]:
+    found = Mixed(environment, partitions=1)
     try:
         yield found
     finally:
@@ -76,40 +79,40 @@ def look_up(topic: Topic, rows: list[Row]) -> None:
 
 
 @pytest.mark.slow
-def test_every_tier_reads_the_same_before_and_after(mixed: Mixed, land: Land) -> None:
+def test_every_tier_reads_the_same_before_and_after(mixed: Mixed, environment: Environment) -> None:
     mixed.every_tier()
     mixed.log.export_topic(mixed.topic)
     topic = mixed.filled.topic
     rows = mixed.rows
     assert shown(topic) == rows
 
-    report = compacted(land)
+    report = compacted(environment)
 
     assert report.is_clean and report.figures["rewrites"] == 1, report.lines()
     assert kinds_of(mixed.log, topic) == [DescriptorKind.PARQUET]
     assert shown(topic) == rows
-    with land.open("one", read_only=True) as beside:
+    with environment.open("one", read_only=True) as beside:
         assert shown(beside.topic(mixed.topic)) == rows
         look_up(beside.topic(mixed.topic), rows)
     mixed.close()
-    check_sound(land)
-    groups: dict[str, Any] = {} if land.settings.storage.mode == "local" else {"retention": NO_COPIES}
-    again = land.open("one", **groups)
+    check_sound(environment)
+    groups: dict[str, Any] = {} if environment.settings.storage.mode == "local" else {"retention": NO_COPIES}
+    again = environment.open("one", **groups)
     mixed.log = again
     topic = again.topic(mixed.topic)
     assert shown(topic) == rows
     topic.append(b"more")
     _let_copies_go(topic)
-    assert len(land.files("one")) == 1, "all but the active file went"
+    assert len(environment.files("one")) == 1, "all but the active file went"
     assert shown(topic)[:-1] == rows
     look_up(topic, rows)
-    assert compacted(land).summary == "nothing to do"
+    assert compacted(environment).summary == "nothing to do"
     again.close()
-    check_sound(land)
+    check_sound(environment)
 
 
 def _let_copies_go(topic: Topic) -> None:
-    shard = rig.shard_of(topic)
+    shard = directories.shard_of(topic)
     for file in shard.wal.files.all:
         if isinstance(file, SealedFile):
             # As if nobody had read from it for long.
@@ -117,15 +120,17 @@ def _let_copies_go(topic: Topic) -> None:
     shard.history.retain()
 
 
-def test_second_run_has_nothing_to_do_and_small_segments_are_put_together(mixed: Mixed, land: Land) -> None:
+def test_second_run_has_nothing_to_do_and_small_segments_are_put_together(
+    mixed: Mixed, environment: Environment
+) -> None:
     for _ in range(9):
         mixed.filled.many(50)
         mixed.export()
     rules = msgspec.structs.replace(AT_ONCE, target_bytes=30_000)
 
-    first = compacted(land, rules=rules)
+    first = compacted(environment, rules=rules)
     kinds = kinds_of(mixed.log, mixed.filled.topic)
-    second = compacted(land, rules=rules)
+    second = compacted(environment, rules=rules)
 
     assert first.figures["segments_before"] == 9 and 1 < int(first.figures["segments"] or 0) < 9
     assert second.summary == "nothing to do" and second.figures["rewrites"] == 0
@@ -133,67 +138,67 @@ def test_second_run_has_nothing_to_do_and_small_segments_are_put_together(mixed:
     assert shown(mixed.filled.topic) == mixed.rows
 
 
-def test_dry_run_tells_and_changes_nothing(mixed: Mixed, land: Land) -> None:
+def test_dry_run_tells_and_changes_nothing(mixed: Mixed, environment: Environment) -> None:
     for _ in range(3):
         mixed.filled.many(50)
         mixed.export()
     before = catalog_of(mixed.log, mixed.filled.topic).pieces()
 
-    report = compacted(land, dry_run=True)
+    report = compacted(environment, dry_run=True)
 
     assert report.dry_run and report.figures["rewrites"] == 1 and report.figures["segments_to_read"] == 3
     assert catalog_of(mixed.log, mixed.filled.topic).pieces() == before
 
 
-def test_young_segments_are_left_alone(mixed: Mixed, land: Land) -> None:
+def test_young_segments_are_left_alone(mixed: Mixed, environment: Environment) -> None:
     for _ in range(4):
         mixed.filled.many(50)
         mixed.export()
 
-    assert compacted(land, rules=Rules()).summary == "nothing to do"
-    assert compacted(land, rules=Rules(settle_ms=0)).summary == "1 rewrite"
+    assert compacted(environment, rules=Rules()).summary == "nothing to do"
+    assert compacted(environment, rules=Rules(settle_ms=0)).summary == "1 rewrite"
 
 
-def test_deletes_give_their_bytes_back(mixed: Mixed, land: Land) -> None:
+def test_deletes_give_their_bytes_back(mixed: Mixed, environment: Environment) -> None:
     mixed.filled.many(2_000)
     mixed.export()
-    compacted(land, rules=msgspec.structs.replace(AT_ONCE, segments_min=1))
+    compacted(environment, rules=msgspec.structs.replace(AT_ONCE, segments_min=1))
     whole = catalog_of(mixed.log, mixed.filled.topic).descriptors()[0]
     mixed.delete(0, 100, 1_900)
 
-    report = compacted(land)
+    report = compacted(environment)
 
     after = catalog_of(mixed.log, mixed.filled.topic).descriptors()[0]
     assert report.figures["records_before"] == 2_000 and report.figures["records"] == 200
     assert after.bytes < whole.bytes // 2 and (after.start, after.end) == (whole.start, whole.end)
     assert shown(mixed.filled.topic) == mixed.rows
-    assert compacted(land).summary == "nothing to do"
+    assert compacted(environment).summary == "nothing to do"
 
 
-def test_delete_that_comes_between_reading_and_swapping_holds(mixed: Mixed, land: Land) -> None:
+def test_delete_that_comes_between_reading_and_swapping_holds(mixed: Mixed, environment: Environment) -> None:
     for _ in range(3):
         mixed.filled.many(100)
         mixed.export()
 
-    report = compacted(land, meanwhile=lambda: mixed.delete(0, 50, 150))
+    report = compacted(environment, meanwhile=lambda: mixed.delete(0, 50, 150))
 
     assert kinds_of(mixed.log, mixed.filled.topic) == [DescriptorKind.PARQUET]
     # The pass after the swap applied it as well.
     assert report.figures["records"] == 200
     assert shown(mixed.filled.topic) == mixed.rows
     mixed.close()
-    mixed.log = land.open("one")
+    mixed.log = environment.open("one")
     assert shown(mixed.log.topic(mixed.topic)) == mixed.rows
-    check_reader_beside(land, mixed)
+    check_reader_beside(environment, mixed)
 
 
-def check_reader_beside(land: Land, mixed: Mixed) -> None:
-    with land.open("one", read_only=True) as beside:
+def check_reader_beside(environment: Environment, mixed: Mixed) -> None:
+    with environment.open("one", read_only=True) as beside:
         assert shown(beside.topic(mixed.topic)) == mixed.rows
 
 
-def test_newest_of_each_key_stays_where_a_topic_is_compacted(land: Land) -> None:
-    with land.open("one") as log:
+def test_newest_of_each_key_stays_where_a_topic_is_compacted(environment: Environment) -> None:
+    with environment.open("one") as log:
         topic = log.create_topic(TOPIC, cleanup="compact", compact_lag_ms=0)
         for round_ in range(4):
             topic.append_many(
@@ -202,63 +207,67 @@ def test_newest_of_each_key_stays_where_a_topic_is_compacted(land: Land) -> None
             log.export_topic(TOPIC)
         topic.append_many([b"young"] * 3, keys=[b"k0", b"k1", b"other"])
 
-        report = compacted(land)
+        report = compacted(environment)
 
         assert report.is_clean, report.lines()
         (piece,) = catalog_of(log, topic).descriptors()
         assert (piece.start, piece.end, piece.records) == (0, 40, 13)
         inside(topic).drop_copies()
         newest = [b"9", b"19", b"29", *(b"%d" % number for number in range(30, 40)), *[b"young"] * 3]
-        with land.open("one", read_only=True) as beside:
+        with environment.open("one", read_only=True) as beside:
             assert [record.value for record in beside.topic(TOPIC).read()] == newest
-    with land.open("one") as log:
+    with environment.open("one") as log:
         topic = log.topic(TOPIC)
         # Nobody deleted the others, yet readers pass over them in silence.
         assert [record.value for record in topic.read()] == newest
         assert [record.value for record in topic.read_by_key(b"k5", history=True)] == [b"35"]
 
 
-def test_records_younger_than_the_lag_stay(land: Land) -> None:
-    with land.open("one") as log:
+def test_records_younger_than_the_lag_stay(environment: Environment) -> None:
+    with environment.open("one") as log:
         topic = log.create_topic(TOPIC, cleanup="compact", compact_lag_ms=3_600_000)
         for _ in range(3):
             topic.append_many([b"v"] * 5, keys=[b"k"] * 5)
             log.export_topic(TOPIC)
 
-        compacted(land)
+        compacted(environment)
 
         assert [piece.records for piece in catalog_of(log, topic).descriptors()] == [15]
 
 
-def test_appends_are_recognised_as_repeats_after_the_segment_that_held_them_was_compacted(land: Land) -> None:
-    with land.open("one") as log:
+def test_appends_are_recognised_as_repeats_after_the_segment_that_held_them_was_compacted(
+    environment: Environment,
+) -> None:
+    with environment.open("one") as log:
         topic = log.create_topic(TOPIC)
         for sequence in range(3):
             topic.append_many([b"a", b"b"], producer=7, sequence=sequence, partition=0)
             log.export_topic(TOPIC)
         topic.delete_by_offset(0, 3, partition=0)
-        compacted(land)
+        compacted(environment)
         log.seal_topic(TOPIC)
-    with land.open("two" if land.settings.storage.mode != "local" else "one") as log:
+    with environment.open("two" if environment.settings.storage.mode != "local" else "one") as log:
         topic = log.topic(TOPIC)
         assert list(topic.append_many([b"a", b"b"], producer=7, sequence=1, partition=0)) == [2, 3]
         assert list(topic.append_many([b"c"], producer=7, sequence=3, partition=0)) == [6]
 
 
 def test_sweep_takes_what_was_replaced_and_leaves_what_tables_name(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0, sweep_interval_s=1), retention=NO_COPIES)
-    mixed = Mixed(land, partitions=1)
+    environment = directories.shared_fs(
+        tmp_path, export=ExportSettings(orphan_grace_s=0, sweep_interval_s=1), retention=NO_COPIES
+    )
+    mixed = Mixed(environment, partitions=1)
     for _ in range(3):
         mixed.filled.many(50)
         mixed.export()
-    compacted(land)
+    compacted(environment)
     first = catalog_of(mixed.log, mixed.filled.topic).descriptors()[0].object_key
     mixed.delete(0, 10, 20)
     tabled = _tabled(mixed)
     store = inside(mixed.log).places.store
     assert store is not None
     tabled.put([first], store)
-    compacted(land)
+    compacted(environment)
 
     def kept() -> set[str]:
         """The objects that are left behind a collection. The background worker may collect beside it."""
@@ -271,12 +280,12 @@ def test_sweep_takes_what_was_replaced_and_leaves_what_tables_name(tmp_path: Pat
     until(lambda: first not in kept())
     assert shown(mixed.filled.topic) == mixed.rows
     mixed.close()
-    check_sound(land)
+    check_sound(environment)
 
 
 def _tabled(mixed: Mixed) -> TableObjects:
     spec = mixed.filled.topic.spec
-    metadata = rig.metadata_of(mixed.log)
+    metadata = directories.metadata_of(mixed.log)
     return TableObjects(metadata, "/forebay", spec.namespace, spec.topic, spec.topic_id, clock=ManualClock())
 
 
@@ -285,19 +294,19 @@ def _sweep(mixed: Mixed) -> list[str]:
 
 
 def test_segment_that_cannot_be_read_is_named_and_the_others_are_done(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    mixed = Mixed(land, partitions=2)
+    environment = directories.shared_fs(tmp_path)
+    mixed = Mixed(environment, partitions=2)
     for _ in range(3):
         for partition in range(2):
             mixed.filled.many(200, partition)
         mixed.export()
     piece = catalog_of(mixed.log, mixed.filled.topic).descriptors()[1]
-    path = Path(str(land.settings.store.root)) / piece.object_key
+    path = Path(str(environment.settings.store.root)) / piece.object_key
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    report = compacted(land)
+    report = compacted(environment)
 
     (finding,) = report.findings
     assert not report.is_clean and finding.shard == f"{TOPIC}[0]" and finding.offsets == (0, 600)
@@ -308,17 +317,17 @@ def test_segment_that_cannot_be_read_is_named_and_the_others_are_done(tmp_path: 
 
 
 def test_caps_count_what_is_left_after_compaction(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path, retention=NO_COPIES)
-    with land.open("one") as log:
+    environment = directories.shared_fs(tmp_path, retention=NO_COPIES)
+    with environment.open("one") as log:
         topic = log.create_topic(TOPIC, cap_bytes=10_000)
         for _ in range(8):
             topic.append_many([b"x" * 84] * 10)  # each counts for 100
             log.export_topic(TOPIC)
-        shard = rig.shard_of(topic)
+        shard = directories.shard_of(topic)
         assert shard.holding().bytes == 8_000
         topic.delete_by_offset(10, 70, partition=0)
         assert shard.holding().bytes == 8_000, "what is only deleted counts"
-        compacted(land)
+        compacted(environment)
         _let_copies_go(topic)
         assert shard.holding().bytes == 2_000, "what is gone does not"
 
@@ -331,31 +340,31 @@ def test_caps_count_what_is_left_after_compaction(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compacted_topic_moves_to_another_directory(land: Land) -> None:
-    mixed = Mixed(land, partitions=1)
+def test_compacted_topic_moves_to_another_directory(environment: Environment) -> None:
+    mixed = Mixed(environment, partitions=1)
     mixed.every_tier()
     mixed.export()
-    compacted(land)
+    compacted(environment)
     mixed.filled.many(50)
     rows = mixed.rows
     mixed.log.seal_topic(TOPIC)
-    with land.open("two") as other:
+    with environment.open("two") as other:
         topic = other.topic(TOPIC)
         assert shown(topic) == rows
         topic.append(b"here")
         assert shown(topic)[:-1] == rows
         look_up(topic, [row for row in shown(topic) if row["value"] != b"here"])
-        rig.clear_up(mixed.log)
-        assert land.files("one") == [] and land.aside("one") == [], "all of it was known to be history"
+        directories.clear_up(mixed.log)
+        assert environment.files("one") == [] and environment.aside("one") == [], "all of it was known to be history"
         assert DescriptorKind.PARQUET in kinds_of(other, topic)
     mixed.close()
-    check_sound(land, "two")
+    check_sound(environment, "two")
 
 
 @pytest.mark.slow
 def test_load_of_many_segments_is_compacted_inside_its_manifest(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("one") as log:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("one") as log:
         topic = log.create_topic(TOPIC)
         topic.append_many([b"first"] * 10)
         store = log.loads.store().store
@@ -367,12 +376,12 @@ def test_load_of_many_segments_is_compacted_inside_its_manifest(tmp_path: Path) 
             assert made is not None
             segments.append((0, made))
         log.loads.offer(TOPIC, manifest_of("many", topic.spec.topic_id, segments), None)
-        book = LoadBook(rig.metadata_of(log), "/forebay", ManualClock())
+        book = LoadBook(directories.metadata_of(log), "/forebay", ManualClock())
         until(lambda: book.get("many").load.status is LoadStatus.COMMITTED)
         before = shown(topic)
         assert catalog_of(log, topic).pieces()[1].descriptor.kind is DescriptorKind.MANIFEST
 
-        report = compacted(land, rules=msgspec.structs.replace(AT_ONCE, target_bytes=20_000))
+        report = compacted(environment, rules=msgspec.structs.replace(AT_ONCE, target_bytes=20_000))
 
         assert report.is_clean and report.figures["rewrites"] == 1, report.lines()
         assert catalog_of(log, topic).pieces()[1].descriptor.kind is DescriptorKind.MANIFEST
@@ -381,31 +390,31 @@ def test_load_of_many_segments_is_compacted_inside_its_manifest(tmp_path: Path) 
         assert kinds[0] is DescriptorKind.FRAMES and set(kinds[1:-1]) == {DescriptorKind.PARQUET} and len(kinds) < 12
         assert shown(topic) == before
         inside(log).collect_directory()
-    with land.open("one", read_only=True) as beside:
+    with environment.open("one", read_only=True) as beside:
         assert shown(beside.topic(TOPIC)) == before
-    check_sound(land)
+    check_sound(environment)
 
 
-def test_readers_in_flight_are_not_disturbed(land: Land) -> None:
+def test_readers_in_flight_are_not_disturbed(environment: Environment) -> None:
     """Streams begun before go on behind it, though everything that they had planned with is gone."""
-    mixed = Mixed(land, partitions=1)
+    mixed = Mixed(environment, partitions=1)
     for _ in range(4):
         mixed.filled.many(300)
         mixed.export()
     topic, rows = mixed.filled.topic, mixed.rows
     mixed.filled.many(10)
-    if land.settings.storage.mode != "local":
+    if environment.settings.storage.mode != "local":
         inside(topic).drop_copies()
-    with land.open("one", read_only=True) as beside:
+    with environment.open("one", read_only=True) as beside:
         streams = [topic.read(stop=1200, partition=0), beside.topic(TOPIC).read(stop=1200, partition=0)]
         seen = [rows_of(islice(stream, 5)) for stream in streams]
         for stream in streams:
             assert len(list(islice(stream, 250))) == 250
 
-        compacted(land)
+        compacted(environment)
         inside(topic).drop_copies()
         collect_without_grace(mixed.log, topic)
-        kept = [path.name for path in land.root.rglob("*.seg")]
+        kept = [path.name for path in environment.root.rglob("*.seg")]
         assert len(kept) == 1, "all that they read from before is gone"
 
         for stream, first in zip(streams, seen, strict=True):
@@ -414,29 +423,29 @@ def test_readers_in_flight_are_not_disturbed(land: Land) -> None:
     mixed.close()
 
 
-def test_bad_input_is_named(land: Land) -> None:
-    with land.open("one") as log:
+def test_bad_input_is_named(environment: Environment) -> None:
+    with environment.open("one") as log:
         log.create_topic("shop/cache", durability="ephemeral")
 
         with pytest.raises(UnknownTopic, match="shop/none"):
-            compacted(land, ["shop/none"])
+            compacted(environment, ["shop/none"])
         with pytest.raises(Unsupported, match='engine "memory" and has no history'):
-            compacted(land, ["shop/cache"])
-        assert compacted(land).summary == "nothing to do"
+            compacted(environment, ["shop/cache"])
+        assert compacted(environment).summary == "nothing to do"
 
 
-def test_partition_that_another_compacts_is_left_to_it(mixed: Mixed, land: Land) -> None:
+def test_partition_that_another_compacts_is_left_to_it(mixed: Mixed, environment: Environment) -> None:
     for _ in range(3):
         mixed.filled.many(50)
         mixed.export()
-    metadata = rig.metadata_of(mixed.log)
+    metadata = directories.metadata_of(mixed.log)
     session = metadata.session(30)
     key = compactor_key("shop", "orders", 0)
     metadata.transaction([], [Put(key, b"compaction elsewhere", session.id)])
 
-    report = compacted(land)
+    report = compacted(environment)
 
     (finding,) = report.findings
     assert "compaction elsewhere" in finding.what and finding.shard == "shop/orders[0]" and not report.is_clean
     session.close()
-    assert compacted(land).summary == "1 rewrite"
+    assert compacted(environment).summary == "1 rewrite"

@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from tests.compacting.directly import compacted
-from tests.moves import rig
 from tests.spark.mixed import Mixed
+from tests.support.environments import directories
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_file_that_is_gone_is_named_and_the_other_shards_are_done(tmp_path: Path, *, dry_run: bool) -> None:
-    land = rig.local(tmp_path)
-    mixed = Mixed(land, partitions=2)
+    environment = directories.local(tmp_path)
+    mixed = Mixed(environment, partitions=2)
     for partition in (0, 1):
         for _ in range(2):
             mixed.filled.many(50, partition)
             mixed.export()
         mixed.delete(partition, 10, 20)
-    for path in (land.root / "one" / "shards").glob("*_0/00000000000000000000-*"):
+    for path in (environment.root / "one" / "shards").glob("*_0/00000000000000000000-*"):
         path.unlink()
 
-    report = compacted(land, dry_run=dry_run)
+    report = compacted(environment, dry_run=dry_run)
 
     # What is only planned is not looked into.
     named = [] if dry_run else [("shop/orders[0]", True)]
@@ -33,12 +33,12 @@ def test_a_file_that_is_gone_is_named_and_the_other_shards_are_done(tmp_path: Pa
 
 
 def test_a_partition_that_no_caller_has_had_yet_has_nothing_to_do(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    with land.open("one") as log:
+    environment = directories.local(tmp_path)
+    with environment.open("one") as log:
         log.create_topic("shop/orders", partitions=2).append(b"first", partition=1)
         log.create_topic("shop/kept", cleanup="compact")
         log.export_topic("shop/orders")
 
-        report = compacted(land)
+        report = compacted(environment)
 
     assert report.is_clean and report.summary == "nothing to do", report.lines()

@@ -19,31 +19,31 @@ from forebay.metadata import Put, RevisionIs
 from forebay.settings import ExportSettings
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.compacting.world import LEASE, WINDOW, Compactor, World
-from tests.history.attached import LOAD, Land, values
-from tests.history.house import TOPIC, House
-from tests.moves import rig
+from tests.compacting.environment import LEASE, WINDOW, CompactionEnvironment, Compactor
+from tests.history.attached import LOAD, LoadEnvironment, values
+from tests.support.environments import directories
+from tests.support.environments.shard import TOPIC, ShardEnvironment
 
 GRACE_S: Final = 3600
 
 
-def _grown() -> House:
+def _grown() -> ShardEnvironment:
     """Two files of history that were exported long ago."""
-    house = House()
+    shard_environment = ShardEnvironment()
     for _ in range(2):
-        house.append(5)
-        house.seal()
-        house.export()
-    house.clock.advance(10 * GRACE_S)
-    return house
+        shard_environment.append(5)
+        shard_environment.seal()
+        shard_environment.export()
+    shard_environment.clock.advance(10 * GRACE_S)
+    return shard_environment
 
 
-def _swap(house: House, name: str) -> None:
+def _swap(shard_environment: ShardEnvironment, name: str) -> None:
     """What compaction does, as far as the catalog and the names of objects go."""
     key = f"{TOPIC}_0/{COMPACTED}{name}.parquet"
     for made in (key, index_name(key)):
-        house.store.put_if_absent(made, b"rows")
-    _replace(house.catalog(), key, house.clock)
+        shard_environment.store.put_if_absent(made, b"rows")
+    _replace(shard_environment.catalog(), key, shard_environment.clock)
 
 
 def _replace(catalog: ShardCatalog, key: str, clock: ManualClock) -> None:
@@ -60,90 +60,92 @@ def _replace(catalog: ShardCatalog, key: str, clock: ManualClock) -> None:
     assert catalog.replace(pieces, new)
 
 
-def _sweep(house: House, collector: Collector | None = None) -> set[str]:
+def _sweep(shard_environment: ShardEnvironment, collector: Collector | None = None) -> set[str]:
     """By a process that has looked before with this collector, or by one that has just come."""
-    return set((collector or Collector(house.clock, GRACE_S)).collect(house.scope()))
+    return set((collector or Collector(shard_environment.clock, GRACE_S)).collect(shard_environment.scope()))
 
 
 def test_old_objects_stay_for_the_grace_however_old_they_are() -> None:
-    house = _grown()
-    frames, collector = house.keys(), Collector(house.clock, GRACE_S)
-    _swap(house, "one")
+    shard_environment = _grown()
+    frames, collector = shard_environment.keys(), Collector(shard_environment.clock, GRACE_S)
+    _swap(shard_environment, "one")
 
-    assert _sweep(house, collector) == set()
-    house.clock.advance(GRACE_S - 1)
-    assert _sweep(house, collector) == set()
-    house.clock.advance(1)
-    assert _sweep(house, collector) == frames
+    assert _sweep(shard_environment, collector) == set()
+    shard_environment.clock.advance(GRACE_S - 1)
+    assert _sweep(shard_environment, collector) == set()
+    shard_environment.clock.advance(1)
+    assert _sweep(shard_environment, collector) == frames
 
 
 def test_a_history_that_is_compacted_again_and_again_is_swept_in_its_time() -> None:
-    house = _grown()
-    frames, collector = house.keys(), Collector(house.clock, GRACE_S)
-    _swap(house, "one")
-    assert _sweep(house, collector) == set()
-    house.clock.advance(GRACE_S - 1)
-    _swap(house, "two")
-    assert _sweep(house, collector) == set()
+    shard_environment = _grown()
+    frames, collector = shard_environment.keys(), Collector(shard_environment.clock, GRACE_S)
+    _swap(shard_environment, "one")
+    assert _sweep(shard_environment, collector) == set()
+    shard_environment.clock.advance(GRACE_S - 1)
+    _swap(shard_environment, "two")
+    assert _sweep(shard_environment, collector) == set()
 
-    house.clock.advance(1)
-    assert _sweep(house, collector) == frames, "what the second replaced has its own time"
-    house.clock.advance(GRACE_S)
-    assert len(_sweep(house, collector)) == 2
+    shard_environment.clock.advance(1)
+    assert _sweep(shard_environment, collector) == frames, "what the second replaced has its own time"
+    shard_environment.clock.advance(GRACE_S)
+    assert len(_sweep(shard_environment, collector)) == 2
 
 
 def test_an_owner_that_comes_later_knows_that_too() -> None:
-    house = _grown()
-    frames = house.keys()
-    _swap(house, "one")
-    house.clock.advance(GRACE_S - 1)
+    shard_environment = _grown()
+    frames = shard_environment.keys()
+    _swap(shard_environment, "one")
+    shard_environment.clock.advance(GRACE_S - 1)
 
-    assert _sweep(house) == set()
-    house.clock.advance(1)
-    assert _sweep(house) == frames
+    assert _sweep(shard_environment) == set()
+    shard_environment.clock.advance(1)
+    assert _sweep(shard_environment) == frames
 
 
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])
 def test_what_a_load_brought_stays_so_long_too(mode: str) -> None:
-    land = Land(mode)
-    node = land.node()
+    environment = LoadEnvironment(mode)
+    node = environment.node()
     node.offer({0: values(0, 10)})
     node.loads.attach(LOAD)
-    grace_s = land.settings.export.orphan_grace_s
-    land.clock.advance(10 * grace_s)
-    brought = {path for path in land.files() if f"/loads/{LOAD}/" in path and path.endswith(".seg")}
+    grace_s = environment.settings.export.orphan_grace_s
+    environment.clock.advance(10 * grace_s)
+    brought = {path for path in environment.files() if f"/loads/{LOAD}/" in path and path.endswith(".seg")}
     assert brought
-    _replace(land.catalog(0), "made.parquet", land.clock)
+    _replace(environment.catalog(0), "made.parquet", environment.clock)
 
     node.collect_directory()
-    assert brought <= land.files().keys()
-    land.clock.advance(grace_s)
+    assert brought <= environment.files().keys()
+    environment.clock.advance(grace_s)
     node.collect_directory()
-    assert not brought & land.files().keys()
+    assert not brought & environment.files().keys()
 
 
 def test_grace_begins_with_the_swap_however_long_the_writing_took() -> None:
-    world = World()
-    compactor = Compactor(world)
+    environment = CompactionEnvironment()
+    compactor = Compactor(environment)
 
     def slowly(units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
         for made in compactor.write(units):
-            world.house.clock.advance(10 * GRACE_S)
+            environment.shard_environment.clock.advance(10 * GRACE_S)
             yield made
 
     passes = Passes(compactor.compaction, compactor.target, slowly, compactor.look, WINDOW)
-    taken = world.metadata.transaction([], [Put(LEASE, b"compactor")])
+    taken = environment.metadata.transaction([], [Put(LEASE, b"compactor")])
     passes.run(ShardLease(RevisionIs(LEASE, taken.revision), lambda: None))
 
     assert passes.swapped == 1
-    assert [piece.created_at for piece in world.catalog().descriptors()] == [world.house.clock.now_ms()]
+    assert [piece.created_at for piece in environment.catalog().descriptors()] == [
+        environment.shard_environment.clock.now_ms()
+    ]
     compactor.close()
 
 
 def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tmp_path: Path) -> None:
     """As after a change of the mode: something is left in the directory, and long lists lie in the store."""
-    land = rig.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0))
-    with land.open("one") as log:
+    environment = directories.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0))
+    with environment.open("one") as log:
         topic = log.create_topic("shop/orders")
         topic.append(b"first")
         places, spec = inside(log).places, topic.spec
@@ -151,7 +153,7 @@ def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tm
         left = f"{spec.topic_id}_0/{COMPACTED}left.parquet"
         places.loads.open().put_if_absent(left, b"rows")
         tabled = TableObjects(
-            rig.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id, clock=ManualClock()
+            directories.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id, clock=ManualClock()
         )
         tabled.put([f"{number}.parquet" for number in range(LISTED_MAX + 1)], places.store)
         while not (swept := inside(log).collect(topic)):
@@ -162,15 +164,15 @@ def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tm
 
 def test_what_has_gone_is_not_remembered() -> None:
     """However long an owner lives, and however often its history is compacted."""
-    house = _grown()
-    collector = Collector(house.clock, GRACE_S)
+    shard_environment = _grown()
+    collector = Collector(shard_environment.clock, GRACE_S)
     for name in map(str, range(5)):
-        _swap(house, name)
-        assert _sweep(house, collector) == set()
+        _swap(shard_environment, name)
+        assert _sweep(shard_environment, collector) == set()
         assert collector._unneeded
-        house.clock.advance(GRACE_S - 1)
-        assert _sweep(house, collector) == set()
-        house.clock.advance(2)
-        assert _sweep(house, collector)
+        shard_environment.clock.advance(GRACE_S - 1)
+        assert _sweep(shard_environment, collector) == set()
+        shard_environment.clock.advance(2)
+        assert _sweep(shard_environment, collector)
 
     assert not collector._unneeded

@@ -11,14 +11,14 @@ import pytest
 
 from forebay.format.metadata.descriptor import DescriptorKind
 from tests.compacting.directly import check_sound, collect_without_grace, compacted, kinds_of, shown
-from tests.compacting.killed import LANDS, STEPS
+from tests.compacting.killed import ENVIRONMENTS, STEPS
 from tests.ledger import Ledger
-from tests.moves.rig import Land
 from tests.spark.mixed import Mixed
+from tests.support.environments.directories import Environment
 from tests.support.soak import SOAK
 
 CASES: Final = (
-    [(mode, [step]) for mode in LANDS for step in STEPS]
+    [(mode, [step]) for mode in ENVIRONMENTS for step in STEPS]
     if SOAK
     else [("shared_fs", ["before the swap", "behind the swap"])]
 )
@@ -27,8 +27,8 @@ CASES: Final = (
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "steps"), CASES, ids=[f"{mode}-{steps[0]}" for mode, steps in CASES])
 def test_killed_compaction_is_ended_by_the_next(tmp_path: Path, mode: str, steps: list[str], ledger: Ledger) -> None:
-    land = LANDS[mode](tmp_path)
-    mixed = Mixed(land, partitions=2)
+    environment = ENVIRONMENTS[mode](tmp_path)
+    mixed = Mixed(environment, partitions=2)
     for _ in range(3):
         for partition in range(2):
             mixed.filled.many(200, partition)
@@ -47,7 +47,7 @@ def test_killed_compaction_is_ended_by_the_next(tmp_path: Path, mode: str, steps
         assert shown(mixed.filled.topic) == mixed.rows
     mixed.export()
 
-    report = compacted(land)
+    report = compacted(environment)
 
     assert report.is_clean, report.lines()
     _sweep(mixed)
@@ -55,11 +55,11 @@ def test_killed_compaction_is_ended_by_the_next(tmp_path: Path, mode: str, steps
         # What came meanwhile may be too little to be added.
         assert kinds_of(mixed.log, mixed.filled.topic, partition)[0] is DescriptorKind.PARQUET
     assert shown(mixed.filled.topic) == mixed.rows
-    assert compacted(land).summary == "nothing to do"
+    assert compacted(environment).summary == "nothing to do"
     mixed.close()
-    check_sound(land)
-    assert _objects(land) == 2, "nothing is left of those that were killed"
-    again = land.open("one")
+    check_sound(environment)
+    assert _objects(environment) == 2, "nothing is left of those that were killed"
+    again = environment.open("one")
     assert shown(again.topic(mixed.topic)) == mixed.rows
     again.close()
 
@@ -70,5 +70,5 @@ def _sweep(mixed: Mixed) -> None:
         collect_without_grace(mixed.log, mixed.filled.topic, partition)
 
 
-def _objects(land: Land) -> int:
-    return len([path for path in land.root.rglob("*.parquet") if "aside" not in path.parts])
+def _objects(environment: Environment) -> int:
+    return len([path for path in environment.root.rglob("*.parquet") if "aside" not in path.parts])

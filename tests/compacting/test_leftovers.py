@@ -23,9 +23,9 @@ from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.topics import ShardRef
 from tests.compacting.directly import catalog_of, check_sound, compacted, kinds_of, shown
-from tests.moves import rig
-from tests.moves.rig import TOPIC, Land
 from tests.spark.mixed import Mixed
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, Environment
 
 pytestmark = pytest.mark.slow
 
@@ -37,100 +37,100 @@ class Later(SystemClock):
         return super().now_ms() + 2 * 86_400_000
 
 
-def _compacted(land: Land) -> Mixed:
+def _compacted(environment: Environment) -> Mixed:
     """Two files of 100 records, as one Parquet segment."""
-    mixed = Mixed(land, partitions=1)
+    mixed = Mixed(environment, partitions=1)
     for _ in range(2):
         mixed.filled.many(100)
         mixed.export()
-    assert compacted(land).figures["rewrites"] == 1
+    assert compacted(environment).figures["rewrites"] == 1
     return mixed
 
 
-def _private(land: Land, name: str = "one") -> list[str]:
+def _private(environment: Environment, name: str = "one") -> list[str]:
     """Parquet segments in a data directory, and their indexes."""
-    return sorted(path.suffix for path in (land.root / name / "loads").rglob("compacted/*"))
+    return sorted(path.suffix for path in (environment.root / name / "loads").rglob("compacted/*"))
 
 
-def _reopened(land: Land, name: str = "one") -> Storage:
-    return Storage.open(land.root / name, land.settings, clock=Later())
+def _reopened(environment: Environment, name: str = "one") -> Storage:
+    return Storage.open(environment.root / name, environment.settings, clock=Later())
 
 
 # What lies in a data directory, and was copied into a store since
 
 
 def test_copies_in_a_directory_go_once_the_topic_has_moved(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    mixed = _compacted(land)
+    environment = directories.local(tmp_path)
+    mixed = _compacted(environment)
     mixed.log.seal_topic(TOPIC)
-    with land.open("two") as other:
+    with environment.open("two") as other:
         topic = other.topic(TOPIC)
         assert (shown(topic), kinds_of(other, topic)) == (mixed.rows, [DescriptorKind.PARQUET])
         inside(mixed.log).collect_directory()
-        assert _private(land) == [".idx", ".parquet"], "those who began to read it go on"
+        assert _private(environment) == [".idx", ".parquet"], "those who began to read it go on"
         mixed.close()
 
-        with _reopened(land) as log:
+        with _reopened(environment) as log:
             inside(log).collect_directory()
 
-        assert _private(land) == []
+        assert _private(environment) == []
         assert shown(topic) == mixed.rows
 
 
 def test_copies_in_a_directory_go_though_the_topic_stays(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    mixed = _compacted(land)
+    environment = directories.local(tmp_path)
+    mixed = _compacted(environment)
     mixed.log.seal_topic(TOPIC)
     mixed.log.unseal_topic(TOPIC)
     mixed.close()
-    assert _private(land) == [".idx", ".parquet"]
+    assert _private(environment) == [".idx", ".parquet"]
 
-    with _reopened(land) as log:
+    with _reopened(environment) as log:
         topic = log.topic(TOPIC)
         topic.append(b"more", partition=0)
         # Or the background has been first.
         inside(log).collect(topic)
 
-        assert _private(land) == []
+        assert _private(environment) == []
         assert shown(topic)[:-1] == mixed.rows
 
 
 def test_grace_begins_when_the_copy_is_named(tmp_path: Path) -> None:
     """However long ago it was compacted."""
-    land = rig.local(tmp_path)
-    mixed = _compacted(land)
+    environment = directories.local(tmp_path)
+    mixed = _compacted(environment)
     catalog = catalog_of(mixed.log, mixed.filled.topic)
     (piece,) = catalog.pieces()
     assert catalog.replace([piece], msgspec.structs.replace(piece.descriptor, created_at=1))
-    for path in (land.root / "one" / "loads").rglob("compacted/*"):
+    for path in (environment.root / "one" / "loads").rglob("compacted/*"):
         os.utime(path, (1, 1))
 
     mixed.log.seal_topic(TOPIC)
     inside(mixed.log).collect_directory()
 
-    assert _private(land) == [".idx", ".parquet"]
+    assert _private(environment) == [".idx", ".parquet"]
     mixed.close()
 
 
 def test_history_that_lies_in_a_directory_stays_there(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    mixed = _compacted(land)
+    environment = directories.local(tmp_path)
+    mixed = _compacted(environment)
     mixed.close()
 
-    with _reopened(land) as log:
+    with _reopened(environment) as log:
         inside(log).collect_directory()  # nobody has the topic open
         assert shown(log.topic(TOPIC)) == mixed.rows
 
 
 @pytest.mark.parametrize("why", ["a compactor is at work", "a table names it"])
 def test_copies_that_somebody_may_need_stay(tmp_path: Path, why: str) -> None:
-    land = rig.local(tmp_path)
-    mixed = _compacted(land)
+    environment = directories.local(tmp_path)
+    mixed = _compacted(environment)
     mixed.log.seal_topic(TOPIC)
     mixed.close()
-    with _reopened(land) as log:
-        metadata, spec = rig.metadata_of(log), mixed.filled.topic.spec
-        key = rig.keys_of(log, mixed.filled.topic).compactor
+    with _reopened(environment) as log:
+        metadata, spec = directories.metadata_of(log), mixed.filled.topic.spec
+        key = directories.keys_of(log, mixed.filled.topic).compactor
         tabled = TableObjects(metadata, "/forebay", spec.namespace, spec.topic, spec.topic_id, clock=ManualClock())
         places = inside(log).places
         if why == "a table names it":
@@ -138,13 +138,13 @@ def test_copies_that_somebody_may_need_stay(tmp_path: Path, why: str) -> None:
         else:
             metadata.transaction([], [Put(key, b"compactor")])
         inside(log).collect_directory()
-        assert _private(land) == [".idx", ".parquet"]
+        assert _private(environment) == [".idx", ".parquet"]
         metadata.transaction([], [Delete(key)])
         tabled.put([], places.loads)
 
         inside(log).collect_directory()
 
-        assert _private(land) == []
+        assert _private(environment) == []
 
 
 # What compaction replaced, of a topic that nobody owns
@@ -153,7 +153,7 @@ def test_copies_that_somebody_may_need_stay(tmp_path: Path, why: str) -> None:
 @pytest.fixture
 def unowned(tmp_path: Path) -> Iterator[Mixed]:
     """History of exported files and a bulk load, which nobody owns."""
-    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path), partitions=1)
     for _ in range(2):
         mixed.filled.many(100)
         mixed.export()
@@ -163,111 +163,111 @@ def unowned(tmp_path: Path) -> Iterator[Mixed]:
     yield mixed
 
 
-def _frames(land: Land) -> list[Path]:
-    return sorted((land.root / "store").rglob("*.seg"))
+def _frames(environment: Environment) -> list[Path]:
+    return sorted((environment.root / "store").rglob("*.seg"))
 
 
 def _check(mixed: Mixed) -> None:
-    check_sound(mixed.land)
-    with mixed.land.open("one") as log:
+    check_sound(mixed.environment)
+    with mixed.environment.open("one") as log:
         assert shown(log.topic(TOPIC)) == mixed.rows
 
 
 def test_what_was_replaced_goes_by_a_later_compaction_where_nobody_owns_the_topic(unowned: Mixed) -> None:
-    land = unowned.land
-    assert _frames(land)
-    first = compacted(land)
+    environment = unowned.environment
+    assert _frames(environment)
+    first = compacted(environment)
     assert (first.summary, first.figures["objects_removed"]) == ("1 rewrite", 0), "readers may be at them"
-    assert compacted(land).summary == "nothing to do"
+    assert compacted(environment).summary == "nothing to do"
 
     with mock.patch.object(opening, "SystemClock", Later):
-        report = compacted(land)
+        report = compacted(environment)
 
-    assert _frames(land) == []
+    assert _frames(environment) == []
     assert report.is_clean and report.summary == f"{report.figures['objects_removed']} objects removed"
-    assert compacted(land).summary == "nothing to do"
+    assert compacted(environment).summary == "nothing to do"
     _check(unowned)
 
 
 def test_a_run_that_finds_something_to_do_removes_what_was_replaced_before_too(unowned: Mixed) -> None:
-    land = unowned.land
-    compacted(land)
-    before = _frames(land)
-    with land.open("one") as log:
+    environment = unowned.environment
+    compacted(environment)
+    before = _frames(environment)
+    with environment.open("one") as log:
         unowned.filled.topic = log.topic(TOPIC)
         for _ in range(2):
             unowned.filled.many(100)
             log.export_topic(TOPIC)
 
     with mock.patch.object(opening, "SystemClock", Later):
-        report = compacted(land)
+        report = compacted(environment)
 
     assert report.is_clean and report.figures["rewrites"] == 1
-    assert before and not set(before) & set(_frames(land))
+    assert before and not set(before) & set(_frames(environment))
     _check(unowned)
 
 
 def test_an_owner_sweeps_its_own(unowned: Mixed) -> None:
-    compacted(unowned.land)
-    before = _frames(unowned.land)
-    with unowned.land.open("one") as log, mock.patch.object(opening, "SystemClock", Later):
+    compacted(unowned.environment)
+    before = _frames(unowned.environment)
+    with unowned.environment.open("one") as log, mock.patch.object(opening, "SystemClock", Later):
         log.topic(TOPIC).offsets(0)
-        assert compacted(unowned.land).figures["objects_removed"] == 0
+        assert compacted(unowned.environment).figures["objects_removed"] == 0
         for _ in range(2):
             log.topic(TOPIC).append_many([b"more"] * 100)
             log.export_topic(TOPIC)
-        report = compacted(unowned.land)
+        report = compacted(unowned.environment)
         assert (report.figures["rewrites"], report.figures["objects_removed"]) == (1, 0)
 
-    assert before and set(before) <= set(_frames(unowned.land))
+    assert before and set(before) <= set(_frames(unowned.environment))
 
 
 def test_a_lease_that_another_holds_leaves_all_to_it(unowned: Mixed) -> None:
-    land = unowned.land
-    compacted(land)
-    before = _frames(land)
-    with land.open("two") as log:
-        key = rig.keys_of(log, unowned.filled.topic).compactor
-        rig.metadata_of(log).transaction([], [Put(key, b"another")])
+    environment = unowned.environment
+    compacted(environment)
+    before = _frames(environment)
+    with environment.open("two") as log:
+        key = directories.keys_of(log, unowned.filled.topic).compactor
+        directories.metadata_of(log).transaction([], [Put(key, b"another")])
 
     with mock.patch.object(opening, "SystemClock", Later):
-        report = compacted(land)
+        report = compacted(environment)
 
     assert report.is_clean and report.summary == "nothing to do"
-    assert before and _frames(land) == before
+    assert before and _frames(environment) == before
 
 
 def test_a_lease_that_is_lost_ends_the_sweep(unowned: Mixed) -> None:
     """What was listed since may be what the next compactor has made."""
-    compacted(unowned.land)
-    before = _frames(unowned.land)
+    compacted(unowned.environment)
+    before = _frames(unowned.environment)
     lost = mock.patch.object(Lease, "check", side_effect=Fenced("lost"))
 
     with mock.patch.object(opening, "SystemClock", Later), lost:
-        report = compacted(unowned.land)
+        report = compacted(unowned.environment)
 
     assert [finding.what for finding in report.findings] == ["what was replaced is not removed yet: lost"]
-    assert before and _frames(unowned.land) == before
+    assert before and _frames(unowned.environment) == before
 
 
 def test_what_an_owner_may_name_yet_stays(unowned: Mixed) -> None:
     """An upload whose owner died before it was history: the next one finds the object, and names it."""
-    land, shard = unowned.land, unowned.filled.topic.spec.topic_id + "_0"
-    local = sorted((land.root / "one" / "shards" / shard).glob("*.seg"))
+    environment, shard = unowned.environment, unowned.filled.topic.spec.topic_id + "_0"
+    local = sorted((environment.root / "one" / "shards" / shard).glob("*.seg"))
     past, coming = local[0].read_bytes(), local[-1].read_bytes()
     for name, content in (("1-aa.seg", past), ("1-aa.idx", b""), ("1-bb.seg", coming), ("1-bb.idx", b"")):
-        (land.root / "store" / shard / name).write_bytes(content)
+        (environment.root / "store" / shard / name).write_bytes(content)
     for name in ("1-cc.seg", "1-dd.idx", "1-ee.manifest"):
-        (land.root / "store" / shard / name).write_bytes(bytes(100))
-    compacted(land)
+        (environment.root / "store" / shard / name).write_bytes(bytes(100))
+    compacted(environment)
 
     with mock.patch.object(opening, "SystemClock", Later):
-        compacted(land)
+        compacted(environment)
 
-    left = sorted(path.name for path in (land.root / "store" / shard).iterdir() if path.is_file())
+    left = sorted(path.name for path in (environment.root / "store" / shard).iterdir() if path.is_file())
     assert left == ["1-bb.idx", "1-bb.seg", "1-cc.seg", "1-dd.idx", "1-ee.manifest"]
     for name in left:
-        (land.root / "store" / shard / name).unlink()
+        (environment.root / "store" / shard / name).unlink()
     _check(unowned)
 
 
@@ -278,18 +278,18 @@ def test_objects_of_what_lies_elsewhere_stay(unowned: Mixed, lies: str, place: i
     """They may be copies that somebody is about to name. That of a load does not say which offsets it has."""
     shard = unowned.filled.topic.spec.topic_id + "_0"
     copy = f"{shard}/1-aa.seg"
-    with unowned.land.open("one") as log:
+    with unowned.environment.open("one") as log:
         catalog, places = catalog_of(log, unowned.filled.topic), inside(log).places
         assert places.store is not None
-        below = {"loads:": unowned.land.root / "store" / shard / "loads"}
-        local = sorted(below.get(lies, unowned.land.root / "one" / "shards" / shard).rglob("*.seg"))
+        below = {"loads:": unowned.environment.root / "store" / shard / "loads"}
+        local = sorted(below.get(lies, unowned.environment.root / "one" / "shards" / shard).rglob("*.seg"))
         places.store.put_if_absent(copy, local[0].read_bytes())
         first = catalog.pieces()[place]
         assert (first.descriptor.load_id is not None) == (lies == "loads:")
         name = f"{lies}{log.directory_id}" if lies.endswith(":") else lies
         assert catalog.replace([first], msgspec.structs.replace(first.descriptor, store=name))
         ref = ShardRef(unowned.filled.topic.spec, 0)
-        cleanup = ObjectCleanup(rig.metadata_of(log), log.settings, places, Later())
+        cleanup = ObjectCleanup(directories.metadata_of(log), log.settings, places, Later())
 
         assert cleanup.collect_shared(ref) == []
         assert catalog.replace([catalog.pieces()[place]], first.descriptor)

@@ -17,115 +17,115 @@ from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
 from forebay.testing.metadata import FaultyMetadata
 from forebay.testing.moves import Commit, commits_of
-from tests.compacting.world import LEASE, Compactor, World
-from tests.history.house import KEYS
+from tests.compacting.environment import LEASE, CompactionEnvironment, Compactor
 from tests.ledger import Ledger
+from tests.support.environments.shard import KEYS
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
 STEPS: Final = 5
 """Lease, look, write, swap, end."""
-ACTS: Final[dict[str, Callable[[World], None]]] = {
-    "nothing": lambda world: None,
-    "export": World.grow,
-    "delete": World.delete,
-    "evict": World.move_floor,
-    "sweep": World.sweep,
-    "take over": World.take_over,
+ACTS: Final[dict[str, Callable[[CompactionEnvironment], None]]] = {
+    "nothing": lambda environment: None,
+    "export": CompactionEnvironment.grow,
+    "delete": CompactionEnvironment.delete,
+    "evict": CompactionEnvironment.move_floor,
+    "sweep": CompactionEnvironment.sweep,
+    "take over": CompactionEnvironment.take_over,
 }
 
 
 def test_steps_are_these() -> None:
-    world = World()
-    compactor = Compactor(world)
+    environment = CompactionEnvironment()
+    compactor = Compactor(environment)
 
     assert list(compactor.steps()) == ["lease", "look", "write", "swap", "end"]
-    assert [piece.kind for piece in world.catalog().descriptors()] == [DescriptorKind.PARQUET]
-    world.check()
+    assert [piece.kind for piece in environment.catalog().descriptors()] == [DescriptorKind.PARQUET]
+    environment.check()
 
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("then", ["goes on", "dies"])
 def test_owner_acts_between_any_two_steps(act: str, then: str, ledger: Ledger) -> None:
     for at in range(STEPS):
-        world = World()
-        compactor = Compactor(world)
+        environment = CompactionEnvironment()
+        compactor = Compactor(environment)
         for number, _ in enumerate(compactor.steps()):
             if number == at:
-                ACTS[act](world)
-                world.check()
+                ACTS[act](environment)
+                environment.check()
                 if then == "dies":
                     break
         compactor.close()
-        world.check()
-        ACTS["sweep"](world)
-        world.check()
-        Compactor(world).run()
-        world.check()
-        assert not _is_work_left(world), "what was cut short is done by the next run"
+        environment.check()
+        ACTS["sweep"](environment)
+        environment.check()
+        Compactor(environment).run()
+        environment.check()
+        assert not _is_work_left(environment), "what was cut short is done by the next run"
         ledger.count("compactions beside an owner", act=act, then=then)
 
 
-def _is_work_left(world: World) -> bool:
-    next_ = Compactor(world)
+def _is_work_left(environment: CompactionEnvironment) -> bool:
+    next_ = Compactor(environment)
     steps = list(next_.steps())
     return steps != ["lease", "end"]
 
 
 def test_segment_is_not_rewritten_for_the_little_that_a_floor_took() -> None:
-    world = World()
-    Compactor(world).run()
-    (piece,) = world.catalog().pieces()
-    world.move_floor(9)
-    assert not _is_work_left(world) and world.catalog().pieces() == [piece]
+    environment = CompactionEnvironment()
+    Compactor(environment).run()
+    (piece,) = environment.catalog().pieces()
+    environment.move_floor(9)
+    assert not _is_work_left(environment) and environment.catalog().pieces() == [piece]
 
-    world.move_floor(11)
-    Compactor(world).run()
+    environment.move_floor(11)
+    Compactor(environment).run()
 
-    assert [piece.descriptor.records for piece in world.catalog().pieces()] == [9]
-    world.check()
+    assert [piece.descriptor.records for piece in environment.catalog().pieces()] == [9]
+    environment.check()
 
 
 def test_second_compactor_is_refused_until_the_first_is_gone() -> None:
-    world = World()
-    first, second = Compactor(world), Compactor(world)
+    environment = CompactionEnvironment()
+    first, second = Compactor(environment), Compactor(environment)
     going = first.steps()
     assert [next(going), next(going)] == ["lease", "look"]
 
     assert list(second.steps()) == [] and second.is_refused
     assert list(going)[-1] == "end"
-    world.check()
+    environment.check()
 
 
 @pytest.mark.parametrize("at", range(1, STEPS - 1))
 def test_compactor_that_lost_its_lease_changes_nothing(at: int, ledger: Ledger) -> None:
     """Paused for so long that another came: what it wrote is named by no caller, and swept."""
-    world = World()
-    slow, quick = Compactor(world), Compactor(world)
+    environment = CompactionEnvironment()
+    slow, quick = Compactor(environment), Compactor(environment)
     going = slow.steps()
     for _ in range(at):
         next(going)
     slow.session.close()
     assert list(quick.steps())[-1] == "end"
-    swapped = world.catalog().pieces()
+    swapped = environment.catalog().pieces()
 
     with contextlib.suppress(ForebayError):
         list(going)
-    assert world.catalog().pieces() == swapped
-    world.check()
-    world.sweep()
-    world.check()
-    named = {piece.descriptor.object_key for piece in world.catalog().pieces()}
-    assert {key for key in world.blobs.contents if key.endswith(".parquet")} == named
+    assert environment.catalog().pieces() == swapped
+    environment.check()
+    environment.sweep()
+    environment.check()
+    named = {piece.descriptor.object_key for piece in environment.catalog().pieces()}
+    assert {key for key in environment.blobs.contents if key.endswith(".parquet")} == named
     ledger.count("compactors that lost their lease", at=str(at))
 
 
 class Interposed(FaultyMetadata):
     """Lets something happen right before the swap is committed."""
 
-    def __init__(self, world: World, act: Callable[[], object]) -> None:
-        super().__init__(world.metadata)
+    def __init__(self, environment: CompactionEnvironment, act: Callable[[], object]) -> None:
+        super().__init__(environment.metadata)
         self._act: Callable[[], object] | None = act
 
     def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
@@ -139,8 +139,8 @@ class Interposed(FaultyMetadata):
 class Answering(FaultyMetadata):
     """Lets something happen right after so many questions were answered."""
 
-    def __init__(self, world: World, questions: int, act: Callable[[], object]) -> None:
-        super().__init__(world.metadata)
+    def __init__(self, environment: CompactionEnvironment, questions: int, act: Callable[[], object]) -> None:
+        super().__init__(environment.metadata)
         self.left = questions
         self._act = act
 
@@ -160,21 +160,21 @@ class Answering(FaultyMetadata):
             self._act()
 
 
-def swept_around_a_swap(questions: int) -> tuple[World, bool]:
+def swept_around_a_swap(questions: int) -> tuple[CompactionEnvironment, bool]:
     """An owner sweeps; a compactor that had written long ago swaps and ends after so many questions of that sweep.
 
     True if the sweep had more questions.
     """
-    world = World()
-    going = Compactor(world).steps()
+    environment = CompactionEnvironment()
+    going = Compactor(environment).steps()
     while next(going) != "write":
         pass
-    answering = Answering(world, questions, lambda: list(going))
-    world.exporter = world.exporter_on(answering)
-    world.sweep()
+    answering = Answering(environment, questions, lambda: list(going))
+    environment.exporter = environment.exporter_on(answering)
+    environment.sweep()
     is_reached = answering.left <= 0
     list(going)
-    return world, is_reached
+    return environment, is_reached
 
 
 @pytest.mark.proves("I16", "I18")
@@ -183,22 +183,22 @@ def test_compactor_swaps_and_ends_between_any_two_questions_of_a_sweep(ledger: L
     questions, is_reached = 0, True
     while is_reached:
         questions += 1
-        world, is_reached = swept_around_a_swap(questions)
-        world.check()
-        assert any("/compacted/" in key for key in world.blobs.contents)
+        environment, is_reached = swept_around_a_swap(questions)
+        environment.check()
+        assert any("/compacted/" in key for key in environment.blobs.contents)
         ledger.count("swaps inside a sweep")
     assert questions > 3, "the lease and the catalog are asked for"
 
 
 def exported_around_a_swap() -> list[Violation]:
     """An owner adds to history; a compactor swaps after the owner has looked and before it commits."""
-    world = World()
-    going = Compactor(world).steps()
+    environment = CompactionEnvironment()
+    going = Compactor(environment).steps()
     while next(going) != "write":
         pass
-    world.exporter = world.exporter_on(Interposed(world, lambda: list(going)))
-    world.grow()
-    return [*world.broken(), *generations_rise(commits_of(KEYS, world.metadata.committed))]
+    environment.exporter = environment.exporter_on(Interposed(environment, lambda: list(going)))
+    environment.grow()
+    return [*environment.broken(), *generations_rise(commits_of(KEYS, environment.metadata.committed))]
 
 
 def generations_rise(commits: Iterable[Commit]) -> Iterator[Violation]:
@@ -218,94 +218,94 @@ def test_compactor_swaps_inside_an_export() -> None:
 
 def test_swap_is_refused_if_the_lease_ends_at_the_last_moment() -> None:
     """Else a sweep that finds no compactor alive could take what the swap is about to name."""
-    world = World()
+    environment = CompactionEnvironment()
 
     def lose_and_sweep() -> None:
         compactor.session.close()
-        world.sweep()
+        environment.sweep()
 
-    compactor = Compactor(world, Interposed(world, lose_and_sweep))
+    compactor = Compactor(environment, Interposed(environment, lose_and_sweep))
     with contextlib.suppress(ForebayError):
         compactor.run()
 
-    assert not any("/compacted/" in key for key in world.blobs.contents)
-    world.check()
+    assert not any("/compacted/" in key for key in environment.blobs.contents)
+    environment.check()
 
 
 @pytest.mark.parametrize("act", ["export", "delete", "evict", "sweep", "take over"])
 def test_owner_acts_right_before_the_swap(act: str) -> None:
-    world = World()
-    compactor = Compactor(world, Interposed(world, lambda: ACTS[act](world)))
+    environment = CompactionEnvironment()
+    compactor = Compactor(environment, Interposed(environment, lambda: ACTS[act](environment)))
 
     compactor.run()
 
-    world.check()
-    world.sweep()
-    world.check()
+    environment.check()
+    environment.sweep()
+    environment.check()
 
 
 def test_sweep_spares_what_a_living_compactor_has_written() -> None:
-    world = World()
-    going = Compactor(world).steps()
+    environment = CompactionEnvironment()
+    going = Compactor(environment).steps()
     while next(going) != "write":
         pass
-    written = {key for key in world.blobs.contents if "/compacted/" in key}
+    written = {key for key in environment.blobs.contents if "/compacted/" in key}
     assert len(written) == 2
 
-    world.sweep()
-    assert {key for key in world.blobs.contents if "/compacted/" in key} == written
+    environment.sweep()
+    assert {key for key in environment.blobs.contents if "/compacted/" in key} == written
     assert list(going)[-1] == "end"
-    world.check()
+    environment.check()
 
 
 def test_orphans_of_a_dead_compactor_are_swept() -> None:
-    world = World()
-    compactor = Compactor(world)
+    environment = CompactionEnvironment()
+    compactor = Compactor(environment)
     for step in compactor.steps():
         if step == "write":
             break
     compactor.close()
-    world.sweep()
+    environment.sweep()
 
-    assert not any("/compacted/" in key for key in world.blobs.contents)
-    assert world.metadata.get(LEASE) is None
-    world.check()
+    assert not any("/compacted/" in key for key in environment.blobs.contents)
+    assert environment.metadata.get(LEASE) is None
+    environment.check()
 
 
 def _undisturbed() -> tuple[list[Call], dict[str, int]]:
-    world = World()
-    before = len(world.blobs.calls)
-    faulty = FaultyMetadata(world.metadata)
-    Compactor(world, faulty).run()
-    return world.blobs.calls[before:], faulty.calls
+    environment = CompactionEnvironment()
+    before = len(environment.blobs.calls)
+    faulty = FaultyMetadata(environment.metadata)
+    Compactor(environment, faulty).run()
+    return environment.blobs.calls[before:], faulty.calls
 
 
 CALLS, METADATA_CALLS = _undisturbed()
 
 
-def _recovered(world: World) -> None:
-    world.blobs.heal()
-    world.check()
-    world.blobs.land()
-    world.check()
-    ACTS["delete"](world)
-    Compactor(world).run()
-    world.check()
-    world.sweep()
-    world.check()
+def _recovered(environment: CompactionEnvironment) -> None:
+    environment.blobs.heal()
+    environment.check()
+    environment.blobs.land()
+    environment.check()
+    ACTS["delete"](environment)
+    Compactor(environment).run()
+    environment.check()
+    environment.sweep()
+    environment.check()
 
 
 def test_store_fails_at_any_call(ledger: Ledger) -> None:
     faults = list(plan_faults(CALLS))
     chosen = [pair for number, pair in enumerate(faults) if number % 4 == 0 or pair[0].method == "upload"]
     for call, fault in faults if SOAK else chosen:
-        world = World()
-        world.blobs.fail_at(call.index, fault)
-        compactor = Compactor(world)
+        environment = CompactionEnvironment()
+        environment.blobs.fail_at(call.index, fault)
+        compactor = Compactor(environment)
         with contextlib.suppress(ForebayError, AssertionError):
             compactor.run()
         compactor.close()
-        _recovered(world)
+        _recovered(environment)
         ledger.count("store faults of compaction", fault=fault.value)
     assert Fault.FAIL_AFTER in {fault for _, fault in faults}
 
@@ -317,17 +317,17 @@ def test_metadata_fails_at_any_call(ledger: Ledger) -> None:
         for number, late in product(range(METADATA_CALLS[method]), (False, True)):
             if late and fault is not MetadataFault.TIME_OUT:
                 continue
-            world = World()
-            faulty = FaultyMetadata(world.metadata)
+            environment = CompactionEnvironment()
+            faulty = FaultyMetadata(environment.metadata)
             faulty.inject(fault, method=method, after=number)
-            compactor = Compactor(world, faulty)
+            compactor = Compactor(environment, faulty)
             with contextlib.suppress(ForebayError, AssertionError):
                 compactor.run()
             compactor.close()
             if late:
-                ACTS["delete"](world)
+                ACTS["delete"](environment)
                 # A session that has ended takes no key.
                 with contextlib.suppress(Closed):
                     faulty.land()
-            _recovered(world)
+            _recovered(environment)
             ledger.count("metadata faults of compaction", fault=fault.value, method=method)

@@ -12,8 +12,8 @@ import pytest
 from forebay.testing.clock import ManualClock
 from tests.compacting.directly import catalog_of, compacted
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import Land
+from tests.support.environments import directories
+from tests.support.environments.directories import Environment
 from tests.support.soak import SOAK
 
 EVENTS: Final = 500_000 if SOAK else 30_000
@@ -46,9 +46,11 @@ def events() -> list[tuple[bytes, bytes, int]]:
     return found
 
 
-def stored(land: Land, topic_name: str, compression: str, made: list[tuple[bytes, bytes, int]]) -> tuple[int, int]:
+def stored(
+    environment: Environment, topic_name: str, compression: str, made: list[tuple[bytes, bytes, int]]
+) -> tuple[int, int]:
     """Bytes of the segments, and with their indexes, of a topic with these events; then it is compacted."""
-    with land.open("one") as log:
+    with environment.open("one") as log:
         topic = log.create_topic(topic_name, compression=compression)
         for first in range(0, len(made), BATCH):
             keys, values, times = (list(column) for column in zip(*made[first : first + BATCH], strict=True))
@@ -62,11 +64,11 @@ def stored(land: Land, topic_name: str, compression: str, made: list[tuple[bytes
 
 @pytest.mark.slow
 def test_compacted_history_takes_less_than_frames(tmp_path: Path, ledger: Ledger) -> None:
-    land, made = rig.shared_fs(tmp_path), events()
-    plain, plain_whole = stored(land, "shop/plain", "none", made)
-    zstd, zstd_whole = stored(land, "shop/zstd", "zstd", made)
-    compacted(land, ["shop/plain"])
-    with land.open("one") as log:
+    environment, made = directories.shared_fs(tmp_path), events()
+    plain, plain_whole = stored(environment, "shop/plain", "none", made)
+    zstd, zstd_whole = stored(environment, "shop/zstd", "zstd", made)
+    compacted(environment, ["shop/plain"])
+    with environment.open("one") as log:
         pieces = catalog_of(log, log.topic("shop/plain")).descriptors()
     parquet, parquet_whole = (
         sum(piece.bytes for piece in pieces),

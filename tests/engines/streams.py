@@ -28,7 +28,7 @@ class Step(NamedTuple):
     what: tuple[object, ...] = ()
 
 
-class Life(Protocol):
+class RestartableEngine(Protocol):
     """An engine that may be restarted, with the clock that it goes by."""
 
     clock: ManualClock
@@ -118,7 +118,7 @@ def _record(chance: Random, value: bytes) -> NewRecord:
     return NewRecord(value, chance.randrange(100), chance.choice([None, *KEYS]), chance.choice([None, *TAGS]))
 
 
-def answer(life: Life, step: Step) -> object:
+def answer(life: RestartableEngine, step: Step) -> object:
     """What the engine says to one operation; an error counts by its family."""
     engine, ref = life.engine, life.ref(step.partition)
     answers: dict[str, Callable[..., object]] = {

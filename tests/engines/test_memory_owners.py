@@ -24,7 +24,7 @@ from tests.shard.test_owner_session import Pausing
 REF = ShardRef(spec_of("ephemeral"), 0)
 
 
-class Member(NamedTuple):
+class MemoryOwner(NamedTuple):
     """One process: its engine, and the session that may end under it."""
 
     by_name: ByName[MemoryEngine]
@@ -42,10 +42,10 @@ class Member(NamedTuple):
         return [value for batch in batches for value in batch.values()]
 
 
-def member(store: MetadataStore, holder: str) -> Member:
+def member(store: MetadataStore, holder: str) -> MemoryOwner:
     owner_session = OwnerSession(store, 15.0, holder)
     engine = MemoryEngine(SETTINGS, clock=SystemClock(), metadata=store, owner_session=owner_session)
-    return Member(by_name(engine, store), owner_session)
+    return MemoryOwner(by_name(engine, store), owner_session)
 
 
 @pytest.fixture

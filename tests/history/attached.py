@@ -36,7 +36,15 @@ from forebay.testing.moves import (
 )
 from forebay.topics import Durability, ShardRef, TopicSpec
 from tests.protocol.consuming import Consumer
-from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
+from tests.support.environments.simulated import (
+    GRACE_S,
+    NAME,
+    STORE,
+    TOPIC_ID,
+    SimulatedEnvironment,
+    SimulatedOwner,
+    committed_in,
+)
 from tests.wal.rig import stage
 
 ACKED: Final = "acked"
@@ -47,7 +55,7 @@ Brought = dict[int, list[bytes]]
 """What a load brings, by partition."""
 
 
-class Acked(NamedTuple):
+class AckedValue(NamedTuple):
     """A record that its caller learned of."""
 
     partition: int
@@ -63,7 +71,7 @@ def settings_of(mode: str, **groups: dict[str, object]) -> Settings:
     return Settings.load(overrides={"wal": _WAL, "storage": storage, **archive, **grace, **groups})
 
 
-class Land(Ground):
+class LoadEnvironment(SimulatedEnvironment):
     """What data directories share, and what is known of the topic."""
 
     def __init__(
@@ -89,14 +97,14 @@ class Land(Ground):
             Definitions(self.metadata, "/forebay", self.clock).create(self.spec, exist_ok=True)
 
     @classmethod
-    def after(cls, state: CrashState, mode: str, *, partitions: int, durability: Durability) -> Land:
+    def after(cls, state: CrashState, mode: str, *, partitions: int, durability: Durability) -> LoadEnvironment:
         """What a crash left: the disk, and the metadata store as of that moment, every session ended."""
         metadata = replayed(committed_in(state.notes))
         return cls(mode, partitions=partitions, durability=durability, disk=state.disk(), metadata=metadata, seed=99)
 
-    def node(self, name: str = "a", *, metadata: MetadataStore | None = None) -> Node:
+    def node(self, name: str = "a", *, metadata: MetadataStore | None = None) -> LoadOwner:
         """A process that has just started on this data directory."""
-        return Node(self, name, metadata or self.faulty)
+        return LoadOwner(self, name, metadata or self.faulty)
 
     def keys(self, partition: int) -> ShardKeys:
         return ShardKeys(NAME.namespace, NAME.topic, partition, "/forebay")
@@ -107,7 +115,7 @@ class Land(Ground):
     def load(self, load_id: str = LOAD) -> Load:
         return LoadBook(self.inner, "/forebay", ManualClock()).get(load_id).load
 
-    def acked(self) -> list[Acked]:
+    def acked(self) -> list[AckedValue]:
         """What callers learned of, earlier lives on this disk included."""
         return [note.payload for note in self.disk.trace.notes() if note.kind == ACKED]  # type: ignore[misc]
 
@@ -143,35 +151,35 @@ def fetching(files: dict[str, bytes], objects: dict[str, bytes] | None) -> Fetch
     return fetched
 
 
-class Node(Member):
+class LoadOwner(SimulatedOwner):
     """One process with one data directory."""
 
-    def __init__(self, land: Land, name: str, metadata: MetadataStore) -> None:
-        self.land = land
-        self.archiving = HistoryWorker(land.clock, land.settings, self._collect)
+    def __init__(self, environment: LoadEnvironment, name: str, metadata: MetadataStore) -> None:
+        self.environment = environment
+        self.archiving = HistoryWorker(environment.clock, environment.settings, self._collect)
         self.archiving.worker.stop()
-        super().__init__(land, name, metadata, land.store(), on_open=self.archiving.watch)
+        super().__init__(environment, name, metadata, environment.store(), on_open=self.archiving.watch)
         self.loads = self.loads_by(self.archiving.alone_with)
 
     def _collect(self, shard: SegmentShard) -> list[str]:
         return self.cleanup.collect_owned(shard)
 
     def shard(self, partition: int = 0) -> SegmentShard:
-        return self.engine.open_shard(ShardRef(self.land.spec, partition))
+        return self.engine.open_shard(ShardRef(self.environment.spec, partition))
 
     def append(self, partition: int = 0, count: int = 1) -> list[int]:
         """Append and wait until it is durable, whatever the class; the offsets."""
         wal = self.shard(partition).wal
         values = tuple(b"log %d/%d" % (partition, wal.queue.next + place) for place in range(count))
-        first = wal.acknowledge(stage(wal, values, None, self.land.clock.now_ms()))
+        first = wal.acknowledge(stage(wal, values, None, self.environment.clock.now_ms()))
         wal.flush()
         for place, value in enumerate(values):
-            self.land.disk.note(ACKED, Acked(partition, first + place, value))
+            self.environment.disk.note(ACKED, AckedValue(partition, first + place, value))
         return list(range(first, first + count))
 
     def consume(self, partition: int = 0) -> None:
         """A consumer goes on from its cursor, as far as there is something for it."""
-        Consumer(self.land.disk, self.metadata).consume(self.shard(partition))
+        Consumer(self.environment.disk, self.metadata).consume(self.shard(partition))
 
     def prepare(self, brought: Brought, load_id: str = LOAD, per_segment: int = 1000) -> LoadManifest:
         """Put the segments of a load where they belong."""
@@ -183,7 +191,9 @@ class Node(Member):
                     for place, value in enumerate(values[first : first + per_segment])
                 ]
                 where = LoadPlace(load_id, TOPIC_ID, partition)
-                made = write_segment(self.loads.store().store, where, "0-0", [encode_rows(rows)], clock=self.land.clock)
+                made = write_segment(
+                    self.loads.store().store, where, "0-0", [encode_rows(rows)], clock=self.environment.clock
+                )
                 assert made is not None
                 segments.append((partition, made))
         return manifest_of(load_id, TOPIC_ID, segments)
@@ -194,9 +204,9 @@ class Node(Member):
     def settle(self, load_id: str = LOAD, *, attempts: int = 12) -> Load:
         """Look again and again until the load is over and nothing waits for it here."""
         for _ in range(attempts):
-            self.land.clock.advance(10)
+            self.environment.clock.advance(10)
             self.loads.step()
-            load = self.land.load(load_id)
+            load = self.environment.load(load_id)
             if load.status is not LoadStatus.OFFERED and not self.paused():
                 return load
         raise AssertionError(f"load {load_id} is {load.status}, paused are {self.paused()}")
@@ -221,19 +231,24 @@ def values(partition: int, count: int) -> list[bytes]:
 
 
 def broken(
-    land: Land, node: Node, brought: Brought, load_id: str = LOAD, *, others: dict[int, Node] | None = None
+    environment: LoadEnvironment,
+    node: LoadOwner,
+    brought: Brought,
+    load_id: str = LOAD,
+    *,
+    others: dict[int, LoadOwner] | None = None,
 ) -> list[Violation]:
     """Everything that is not as promised of a topic at rest, once the load is over. I15 to I20, all or none, I4, I7."""
-    found = [*land.violations]
-    load = land.load(load_id)
-    for partition in range(land.spec.partitions):
-        catalog, files = land.catalog(partition), land.files()
-        acked = [(offset, value) for p, offset, value in land.acked() if p == partition]
+    found = [*environment.violations]
+    load = environment.load(load_id)
+    for partition in range(environment.spec.partitions):
+        catalog, files = environment.catalog(partition), environment.files()
+        acked = [(offset, value) for p, offset, value in environment.acked() if p == partition]
         logs = {path: content for path, content in files.items() if "/shards/" in path and f"_{partition}/" in path}
-        reported = _history(land.spec.durability, acked)
+        reported = _history(environment.spec.durability, acked)
         pieces, frontier = catalog.descriptors(), catalog.frontier().next
-        found += check_history(reported, pieces, frontier, land.fetch, logs)
-        commits = commits_of(land.keys(partition), land.committed)
+        found += check_history(reported, pieces, frontier, environment.fetch, logs)
+        commits = commits_of(environment.keys(partition), environment.committed)
         found += [*one_epoch_at_a_time(commits), *nothing_of_older_epochs(commits)]
         found += _stream_holds((others or {}).get(partition, node), partition, acked, brought.get(partition, []), load)
     return found
@@ -248,7 +263,7 @@ def _history(durability: Durability, acked: Iterable[tuple[int, bytes]]) -> Shar
 
 
 def _stream_holds(
-    node: Node, partition: int, acked: list[tuple[int, bytes]], brought: list[bytes], load: Load
+    node: LoadOwner, partition: int, acked: list[tuple[int, bytes]], brought: list[bytes], load: Load
 ) -> Iterator[Violation]:
     steps = node.stream(partition)
     expected = 0

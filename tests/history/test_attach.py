@@ -25,20 +25,22 @@ from forebay.shard.seal import begin_seal, bring_into_history
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.history.attached import LOAD, Land, Node, broken, values
+from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, broken, values
 from tests.ledger import Ledger
-from tests.protocol.ground import GRACE_S, NAME, TOPIC_ID
+from tests.support.environments.simulated import GRACE_S, NAME, TOPIC_ID
 
 MODES = ("local", "shared_fs")
 
 
 @pytest.fixture(params=MODES)
-def land(request: pytest.FixtureRequest) -> Land:
-    return Land(request.param)
+def environment(request: pytest.FixtureRequest) -> LoadEnvironment:
+    return LoadEnvironment(request.param)
 
 
-def test_a_load_lies_behind_what_was_appended_and_appends_go_on_behind_it(land: Land, ledger: Ledger) -> None:
-    node = land.node()
+def test_a_load_lies_behind_what_was_appended_and_appends_go_on_behind_it(
+    environment: LoadEnvironment, ledger: Ledger
+) -> None:
+    node = environment.node()
     node.append(count=5)
     brought = {0: values(0, 100)}
     node.offer(brought, per_segment=40)
@@ -48,35 +50,35 @@ def test_a_load_lies_behind_what_was_appended_and_appends_go_on_behind_it(land: 
     assert [part[:3] for part in progress.attached] == [(0, 5, 105)]
     assert (progress.load.status, progress.load.shards[0].start, progress.elsewhere) == ("committed", 5, {})
     assert node.append() == [105]
-    assert [(piece.start, piece.end, piece.load_id) for piece in land.catalog(0).descriptors()] == [
+    assert [(piece.start, piece.end, piece.load_id) for piece in environment.catalog(0).descriptors()] == [
         (0, 5, None),
         (5, 45, LOAD),
         (45, 85, LOAD),
         (85, 105, LOAD),
     ]
-    assert {is_private(piece) for piece in land.catalog(0).descriptors()} == {not land.settings.is_shared}
-    assert broken(land, node, brought) == []
-    state = land.catalog(0).state()
+    assert {is_private(piece) for piece in environment.catalog(0).descriptors()} == {not environment.settings.is_shared}
+    assert broken(environment, node, brought) == []
+    state = environment.catalog(0).state()
     assert state is not None
     assert state.state.next_offset == 105
     assert state.state.reserved_end >= 105
     counters = node.shard().wal.counters
     assert (counters.pause_seconds.value().count, node.paused()) == (1, [])
-    ledger.count("loads attached", mode=land.settings.storage.mode)
+    ledger.count("loads attached", mode=environment.settings.storage.mode)
 
 
-def test_an_empty_topic_takes_a_load(land: Land) -> None:
-    node = land.node()
+def test_an_empty_topic_takes_a_load(environment: LoadEnvironment) -> None:
+    node = environment.node()
     node.offer({0: values(0, 3)})
 
     node.loads.attach(LOAD)
 
     assert node.append() == [3]
-    assert broken(land, node, {0: values(0, 3)}) == []
+    assert broken(environment, node, {0: values(0, 3)}) == []
 
 
-def test_a_place_inside_of_a_load_is_found_by_offset_and_by_time(land: Land) -> None:
-    node = land.node()
+def test_a_place_inside_of_a_load_is_found_by_offset_and_by_time(environment: LoadEnvironment) -> None:
+    node = environment.node()
     node.append(count=5)
     node.offer({0: values(0, 100)}, per_segment=40)
     node.loads.attach(LOAD)
@@ -89,25 +91,25 @@ def test_a_place_inside_of_a_load_is_found_by_offset_and_by_time(land: Land) -> 
     assert [step[0] for step in node.stream(start=84)] == [*range(84, 106)]
 
 
-def test_attaching_twice_adds_nothing(land: Land) -> None:
-    node = land.node()
+def test_attaching_twice_adds_nothing(environment: LoadEnvironment) -> None:
+    node = environment.node()
     node.append(count=2)
     brought = {0: values(0, 10)}
     manifest = node.prepare(brought)
     node.loads.offer(str(NAME), manifest, None)
     assert node.loads.attach(LOAD).attached
-    before = land.catalog(0).descriptors()
+    before = environment.catalog(0).descriptors()
 
     assert node.loads.attach(LOAD).attached == []
     node.settle()
     assert node.loads.offer(str(NAME), manifest, None).status == "committed"
 
-    assert land.catalog(0).descriptors() == before
-    assert broken(land, node, brought) == []
+    assert environment.catalog(0).descriptors() == before
+    assert broken(environment, node, brought) == []
 
 
-def test_an_id_is_never_used_for_another_load(land: Land) -> None:
-    node = land.node()
+def test_an_id_is_never_used_for_another_load(environment: LoadEnvironment) -> None:
+    node = environment.node()
     node.offer({0: values(0, 10)})
     with pytest.raises(Conflict, match="take another id"):
         node.offer({0: values(0, 11)})
@@ -118,8 +120,8 @@ def test_an_id_is_never_used_for_another_load(land: Land) -> None:
     assert node.stream() == []
 
 
-def test_what_does_not_fit_the_topic_is_refused_when_it_is_offered(land: Land) -> None:
-    node = land.node()
+def test_what_does_not_fit_the_topic_is_refused_when_it_is_offered(environment: LoadEnvironment) -> None:
+    node = environment.node()
     manifest = node.prepare({0: values(0, 1)})
     with pytest.raises(Conflict, match="partition 3"):
         node.offer({3: values(3, 1)}, "beyond")
@@ -134,26 +136,28 @@ def test_what_does_not_fit_the_topic_is_refused_when_it_is_offered(land: Land) -
 
 
 def test_a_load_whose_objects_are_not_what_was_prepared_is_not_attached() -> None:
-    land = Land(blobs=SimulatedBlobs())
-    assert isinstance(land.blobs, SimulatedBlobs)
-    node = land.node()
+    environment = LoadEnvironment(blobs=SimulatedBlobs())
+    assert isinstance(environment.blobs, SimulatedBlobs)
+    node = environment.node()
     node.append(count=2)
     node.offer({0: values(0, 10)})
-    for key in [key for key in land.blobs.contents if "/loads/" in key and not key.endswith(".manifest")]:
-        held = land.blobs.contents[key]
-        land.blobs.upload(key, [held[:-1]])
+    for key in [key for key in environment.blobs.contents if "/loads/" in key and not key.endswith(".manifest")]:
+        held = environment.blobs.contents[key]
+        environment.blobs.upload(key, [held[:-1]])
         with pytest.raises(Corrupt, match="as it was prepared"):
             node.loads.attach(LOAD)
-        land.blobs.upload(key, [held])
+        environment.blobs.upload(key, [held])
     assert node.append() == [2], "no append waits for it"
 
     node.settle()
-    assert broken(land, node, {0: values(0, 10)}) == []
+    assert broken(environment, node, {0: values(0, 10)}) == []
 
 
-def test_many_segments_are_attached_by_one_manifest(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_segments_are_attached_by_one_manifest(
+    environment: LoadEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attach, "DESCRIPTORS_MAX", 3)
-    node = land.node()
+    node = environment.node()
     node.append(count=2)
     brought = {0: values(0, 40)}
     node.offer(brought, per_segment=10)
@@ -161,45 +165,45 @@ def test_many_segments_are_attached_by_one_manifest(land: Land, monkeypatch: pyt
     node.loads.attach(LOAD)
 
     node.append()
-    assert [(piece.descriptor.kind, piece.descriptor.load_id) for piece in land.catalog(0).pieces()] == [
+    assert [(piece.descriptor.kind, piece.descriptor.load_id) for piece in environment.catalog(0).pieces()] == [
         (DescriptorKind.FRAMES, None),
         (DescriptorKind.MANIFEST, LOAD),
     ]
-    assert broken(land, node, brought) == []
+    assert broken(environment, node, brought) == []
     node.engine.seal_shard(node.engine.open_shard(node.shard().ref), target="b", quiesce=lambda: None)
-    other = land.node("b")
-    assert not any(map(is_private, land.catalog(0).descriptors()))
-    assert broken(land, other, brought) == []
+    other = environment.node("b")
+    assert not any(map(is_private, environment.catalog(0).descriptors()))
+    assert broken(environment, other, brought) == []
 
 
-def test_ninety_descriptors_fit_one_transaction(land: Land) -> None:
-    node = land.node()
+def test_ninety_descriptors_fit_one_transaction(environment: LoadEnvironment) -> None:
+    node = environment.node()
     brought = {0: values(0, 90)}
     node.offer(brought, per_segment=1)
 
     node.loads.attach(LOAD)
 
-    assert [piece.descriptor.kind for piece in land.catalog(0).pieces()] == [DescriptorKind.FRAMES] * 90
+    assert [piece.descriptor.kind for piece in environment.catalog(0).pieces()] == [DescriptorKind.FRAMES] * 90
     node.offer({0: values(0, 91)}, "more", per_segment=1)
     node.loads.attach("more")
-    assert [piece.descriptor.kind for piece in land.catalog(0).pieces()][90:] == [DescriptorKind.MANIFEST]
+    assert [piece.descriptor.kind for piece in environment.catalog(0).pieces()][90:] == [DescriptorKind.MANIFEST]
 
 
-def _two_owners(blobs: SimulatedBlobs | None = None) -> tuple[Land, Node, Node]:
+def _two_owners(blobs: SimulatedBlobs | None = None) -> tuple[LoadEnvironment, LoadOwner, LoadOwner]:
     """Of three partitions two are owned by one directory, and one by another."""
-    land = Land(partitions=3, blobs=blobs)
-    first, second = land.node("a"), land.node("b")
+    environment = LoadEnvironment(partitions=3, blobs=blobs)
+    first, second = environment.node("a"), environment.node("b")
     first.append(0, 3)
     first.append(1)
     second.append(2, 2)
-    return land, first, second
+    return environment, first, second
 
 
 BROUGHT = {partition: values(partition, 10 + partition) for partition in range(3)}
 
 
 def test_readers_wait_before_a_load_until_all_shards_have_it() -> None:
-    land, first, second = _two_owners()
+    environment, first, second = _two_owners()
     first.offer(BROUGHT)
 
     progress = first.loads.attach(LOAD)
@@ -217,15 +221,15 @@ def test_readers_wait_before_a_load_until_all_shards_have_it() -> None:
 
     second.settle()
 
-    assert land.load().status is LoadStatus.COMMITTED
+    assert environment.load().status is LoadStatus.COMMITTED
     assert shard.wait(3, 0)
-    assert [part.start for part in land.load().shards] == [3, 1, 2]
-    assert broken(land, first, BROUGHT, others={2: second}) == []
+    assert [part.start for part in environment.load().shards] == [3, 1, 2]
+    assert broken(environment, first, BROUGHT, others={2: second}) == []
 
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_readers_wait_before_a_load_though_no_local_file_is_left_of_what_lies_around_it(*, moved: bool) -> None:
-    land, first, second = _two_owners()
+    environment, first, second = _two_owners()
     first.offer(BROUGHT)
     first.loads.attach(LOAD)
     for _ in range(3):
@@ -235,7 +239,7 @@ def test_readers_wait_before_a_load_though_no_local_file_is_left_of_what_lies_ar
     if moved:
         first.engine.seal_shard(first.engine.open_shard(first.shard(0).ref), target="b", quiesce=lambda: None)
         reader = second
-    land.clock.advance(10 * land.settings.retention.time_s)
+    environment.clock.advance(10 * environment.settings.retention.time_s)
     reader.append(0)
     reader.shard(0).history.retain()
     assert reader.shard(0).wal.files.begins == 16
@@ -245,12 +249,12 @@ def test_readers_wait_before_a_load_though_no_local_file_is_left_of_what_lies_ar
     assert not reader.shard(0).wait(3, 0)
     second.settle()
 
-    assert broken(land, reader, BROUGHT, others={1: first, 2: second}) == []
+    assert broken(environment, reader, BROUGHT, others={1: first, 2: second}) == []
 
 
 def test_a_time_look_up_never_leads_past_a_load_that_is_not_committed() -> None:
-    land = Land(partitions=2)
-    first, second = land.node("a"), land.node("b")
+    environment = LoadEnvironment(partitions=2)
+    first, second = environment.node("a"), environment.node("b")
     second.append(1)
     first.offer({0: values(0, 10), 1: values(1, 1)})
     first.loads.attach(LOAD)
@@ -261,16 +265,16 @@ def test_a_time_look_up_never_leads_past_a_load_that_is_not_committed() -> None:
     assert shard.read(4).next == 4
     assert shard.offset_at_time(5_010) == 10
 
-    LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
+    LoadBook(environment.inner, "/forebay", ManualClock()).give_up(LOAD)
     assert shard.offset_at_time(5_004) == 10
     second.settle()
     assert shard.offset_at_time(5_004) == 10
 
 
 def test_a_reader_at_the_end_is_woken_when_the_load_is_committed_elsewhere() -> None:
-    land, first, second = _two_owners()
+    environment, first, second = _two_owners()
     woken: list[int] = []
-    first.shard(0).wakers.add(lambda: woken.append(land.load().status is LoadStatus.COMMITTED))
+    first.shard(0).wakers.add(lambda: woken.append(environment.load().status is LoadStatus.COMMITTED))
     first.offer(BROUGHT)
     first.loads.step()
     assert woken
@@ -285,44 +289,44 @@ def test_a_reader_at_the_end_is_woken_when_the_load_is_committed_elsewhere() -> 
 
 @pytest.mark.parametrize("done", ["nothing", "one owner", "all but the commit"])
 def test_a_load_that_is_given_up_leaves_gaps_where_it_was_attached_and_nothing_elsewhere(done: str) -> None:
-    land, first, second = _two_owners()
+    environment, first, second = _two_owners()
     first.offer(BROUGHT)
     if done != "nothing":
         first.loads.attach(LOAD)
     if done == "all but the commit":
         with mock.patch.object(LoadBook, "commit", side_effect=Unavailable("not now")), pytest.raises(Unavailable):
             second.loads.attach(LOAD)
-        assert len(LoadBook(land.inner, "/forebay", ManualClock()).attached(LOAD)) == 3
+        assert len(LoadBook(environment.inner, "/forebay", ManualClock()).attached(LOAD)) == 3
 
     assert second.loads.abandon(LOAD).status is LoadStatus.ABANDONED
 
     attached = {"nothing": 0, "one owner": 2, "all but the commit": 3}[done]
-    gaps = [piece.gap for partition in range(3) for piece in land.catalog(partition).descriptors() if piece.gap]
+    gaps = [piece.gap for partition in range(3) for piece in environment.catalog(partition).descriptors() if piece.gap]
     assert [gap.reason for gap in gaps] == [Reason.SKIPPED] * attached
-    assert LoadBook(land.inner, "/forebay", ManualClock()).pending() == {}
+    assert LoadBook(environment.inner, "/forebay", ManualClock()).pending() == {}
     for node, partition in ((first, 0), (first, 1), (second, 2)):
         node.settle()
         node.append(partition)
     assert first.loads.attach(LOAD).attached == []
-    assert broken(land, first, BROUGHT, others={2: second}) == []
+    assert broken(environment, first, BROUGHT, others={2: second}) == []
     with pytest.raises(Conflict, match="take another id"):
         first.offer({0: values(0, 1)})
 
 
 def test_a_committed_load_is_not_given_up() -> None:
-    land, first, second = _two_owners()
+    environment, first, second = _two_owners()
     first.offer(BROUGHT)
     first.loads.attach(LOAD)
     second.settle()
 
     with pytest.raises(Conflict, match="committed"):
         first.loads.abandon(LOAD)
-    assert broken(land, first, BROUGHT, others={2: second}) == []
+    assert broken(environment, first, BROUGHT, others={2: second}) == []
 
 
 def test_one_that_was_given_up_before_it_was_offered_never_is() -> None:
-    land = Land()
-    node = land.node()
+    environment = LoadEnvironment()
+    node = environment.node()
     manifest = node.prepare({0: values(0, 5)})
     node.loads.abandon(LOAD)
 
@@ -331,44 +335,44 @@ def test_one_that_was_given_up_before_it_was_offered_never_is() -> None:
 
 
 def test_a_load_that_is_not_attached_in_time_is_given_up() -> None:
-    land, first, second = _two_owners()
-    expires_at = land.clock.now_ms() + 60_000
+    environment, first, second = _two_owners()
+    expires_at = environment.clock.now_ms() + 60_000
     first.loads.offer(str(NAME), first.prepare(BROUGHT), expires_at)
     first.loads.attach(LOAD)
-    land.clock.advance(61)
+    environment.clock.advance(61)
 
     second.settle()
 
-    assert land.load().status is LoadStatus.ABANDONED
+    assert environment.load().status is LoadStatus.ABANDONED
     first.settle()
-    assert broken(land, first, BROUGHT, others={2: second}) == []
+    assert broken(environment, first, BROUGHT, others={2: second}) == []
 
 
 def test_whichever_caller_looks_finishes_what_was_given_up_and_left_half_way() -> None:
-    land, first, second = _two_owners()
+    environment, first, second = _two_owners()
     first.offer(BROUGHT)
     first.loads.attach(LOAD)
-    LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
+    LoadBook(environment.inner, "/forebay", ManualClock()).give_up(LOAD)
     assert [step for step in first.stream(1) if isinstance(step, Gap)] == [Gap(1, 12, Reason.SKIPPED)]
-    assert [piece.load_id for piece in land.catalog(1).descriptors()] == [None, LOAD]
+    assert [piece.load_id for piece in environment.catalog(1).descriptors()] == [None, LOAD]
 
     second.settle()
 
-    assert [piece.gap for piece in land.catalog(1).descriptors()] == [None, Gap(1, 12, Reason.SKIPPED)]
-    assert LoadBook(land.inner, "/forebay", ManualClock()).pending() == {}
-    assert broken(land, first, BROUGHT, others={2: second}) == []
+    assert [piece.gap for piece in environment.catalog(1).descriptors()] == [None, Gap(1, 12, Reason.SKIPPED)]
+    assert LoadBook(environment.inner, "/forebay", ManualClock()).pending() == {}
+    assert broken(environment, first, BROUGHT, others={2: second}) == []
 
 
 def test_an_owner_that_was_replaced_attaches_nothing(ledger: Ledger) -> None:
-    land = Land()
-    old = land.node("a")
+    environment = LoadEnvironment()
+    old = environment.node("a")
     old.append(count=3)
     old.offer({0: values(0, 10)})
     shard = old.shard()
     old.owner_session.session.close()
-    new = land.node("b")
+    new = environment.node("b")
     new.append()
-    before = land.catalog(0).descriptors()
+    before = environment.catalog(0).descriptors()
 
     with pytest.raises(Fenced):
         old.archiving.alone_with(
@@ -376,7 +380,7 @@ def test_an_owner_that_was_replaced_attaches_nothing(ledger: Ledger) -> None:
         )
 
     assert shard.wal.fenced is not None
-    assert land.catalog(0).descriptors() == before
+    assert environment.catalog(0).descriptors() == before
     assert new.settle().status is LoadStatus.COMMITTED
     assert len([step for step in new.stream() if not isinstance(step, Gap) and step[1] == b"load 0/0"]) == 1
     ledger.count("zombie attaches refused")
@@ -384,18 +388,18 @@ def test_an_owner_that_was_replaced_attaches_nothing(ledger: Ledger) -> None:
 
 def test_a_zombie_at_the_transaction_changes_nothing(monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> None:
     """It pauses after its last look at who owns the shard."""
-    land = Land()
-    old = land.node("a")
+    environment = LoadEnvironment()
+    old = environment.node("a")
     old.append(count=3)
     old.offer({0: values(0, 10)})
-    new: list[Node] = []
+    new: list[LoadOwner] = []
     plain = attach.Attaching.transaction_for
 
     def overtaken(*arguments: object) -> object:
         made = plain(*arguments)  # type: ignore[arg-type]
         if not new:
             old.owner_session.session.close()
-            new.append(land.node("b"))
+            new.append(environment.node("b"))
             new[0].append()
         return made
 
@@ -403,14 +407,16 @@ def test_a_zombie_at_the_transaction_changes_nothing(monkeypatch: pytest.MonkeyP
     with pytest.raises(Fenced):
         old.loads.attach(LOAD)
 
-    assert not any(piece.load_id for piece in land.catalog(0).descriptors())
+    assert not any(piece.load_id for piece in environment.catalog(0).descriptors())
     assert new[0].settle().status is LoadStatus.COMMITTED
-    assert broken(land, new[0], {0: values(0, 10)}) == []
+    assert broken(environment, new[0], {0: values(0, 10)}) == []
     ledger.count("zombie attaches refused")
 
 
-def test_a_seal_that_comes_in_between_keeps_appends_out(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = land.node()
+def test_a_seal_that_comes_in_between_keeps_appends_out(
+    environment: LoadEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = environment.node()
     node.append(count=3)
     node.offer({0: values(0, 10)})
     shard = node.shard()
@@ -427,14 +433,16 @@ def test_a_seal_that_comes_in_between_keeps_appends_out(land: Land, monkeypatch:
     for _ in range(2):
         with pytest.raises(Moved):
             shard.wal.stage_many(encode_rows([(b"late", None, None, (), 0)]), None, Ticket())
-        assert not any(piece.load_id for piece in land.catalog(0).descriptors())
+        assert not any(piece.load_id for piece in environment.catalog(0).descriptors())
         with pytest.raises(Moved):
             node.loads.attach(LOAD)
 
 
-def test_what_is_rewritten_in_between_stays_rewritten(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_rewritten_in_between_stays_rewritten(
+    environment: LoadEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another load is taken out of history just before the transaction."""
-    node = land.node()
+    node = environment.node()
     node.offer({0: values(0, 5)}, "other")
     with mock.patch.object(LoadBook, "commit", side_effect=Unavailable("not now")), pytest.raises(Unavailable):
         node.loads.attach("other")
@@ -445,20 +453,20 @@ def test_what_is_rewritten_in_between_stays_rewritten(land: Land, monkeypatch: p
     def rewritten(*arguments: object) -> object:
         made = plain(*arguments)  # type: ignore[arg-type]
         if not given_up:
-            given_up.append(land.catalog(0).frontier().cur.generation)
+            given_up.append(environment.catalog(0).frontier().cur.generation)
             node.loads.abandon("other")
         return made
 
     monkeypatch.setattr(attach.Attaching, "transaction_for", rewritten)
     node.loads.attach(LOAD)
 
-    assert land.catalog(0).frontier().cur.generation == given_up[0] + 1
+    assert environment.catalog(0).frontier().cur.generation == given_up[0] + 1
     assert node.append() == [15]
-    assert broken(land, node, {0: values(0, 10)}) == []
+    assert broken(environment, node, {0: values(0, 10)}) == []
 
 
-def test_an_attempt_that_comes_late_finds_the_load_attached(land: Land) -> None:
-    node = land.node()
+def test_an_attempt_that_comes_late_finds_the_load_attached(environment: LoadEnvironment) -> None:
+    node = environment.node()
     brought = {0: values(0, 5)}
     manifest = node.prepare(brought)
     node.loads.offer(str(NAME), manifest, None)
@@ -468,13 +476,13 @@ def test_an_attempt_that_comes_late_finds_the_load_attached(land: Land) -> None:
         )
         assert (done is not None) is expected
     node.settle()
-    assert broken(land, node, brought) == []
+    assert broken(environment, node, brought) == []
 
 
 def test_an_owner_that_attaches_what_the_background_has_attached_just_then_learns_so(
-    land: Land, monkeypatch: pytest.MonkeyPatch
+    environment: LoadEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = land.node()
+    node = environment.node()
     node.append(count=2)
     brought = {0: values(0, 5)}
     node.offer(brought)
@@ -485,13 +493,13 @@ def test_an_owner_that_attaches_what_the_background_has_attached_just_then_learn
     assert (progress.load.status, progress.attached, progress.elsewhere) == (LoadStatus.COMMITTED, [], {})
     assert node.paused() == []
     assert node.append() == [7]
-    assert broken(land, node, brought) == []
+    assert broken(environment, node, brought) == []
 
 
 def test_an_owner_that_attaches_what_is_given_up_just_then_learns_so(
-    land: Land, monkeypatch: pytest.MonkeyPatch
+    environment: LoadEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = land.node()
+    node = environment.node()
     node.append(count=2)
     node.offer({0: values(0, 5)})
     _before_attaching(monkeypatch, lambda: node.loads.abandon(LOAD))
@@ -500,7 +508,7 @@ def test_an_owner_that_attaches_what_is_given_up_just_then_learns_so(
         node.loads.attach(LOAD)
 
     assert node.append() == [2]
-    assert broken(land, node, {}) == []
+    assert broken(environment, node, {}) == []
 
 
 def _before_attaching(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
@@ -515,8 +523,8 @@ def _before_attaching(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object
     monkeypatch.setattr(Attaching, "attach", late)
 
 
-def test_a_topic_with_a_load_is_sealed_and_moves(land: Land) -> None:
-    node = land.node()
+def test_a_topic_with_a_load_is_sealed_and_moves(environment: LoadEnvironment) -> None:
+    node = environment.node()
     node.append(count=3)
     brought = {0: values(0, 30)}
     node.offer(brought, per_segment=20)
@@ -524,31 +532,33 @@ def test_a_topic_with_a_load_is_sealed_and_moves(land: Land) -> None:
     node.append()
 
     state = node.engine.seal_shard(node.engine.open_shard(node.shard().ref), target="b", quiesce=lambda: None)
-    other = land.node("b")
+    other = environment.node("b")
 
     assert state.next_offset == 34
     assert other.append() == [34]
-    assert {piece.store for piece in land.catalog(0).descriptors()} == {"directory"}
-    assert {piece.load_id for piece in land.catalog(0).descriptors()} == {None, LOAD}
-    assert broken(land, other, brought) == []
-    land.clock.jump(2 * GRACE_S * 1000 + 86_400_000 * 2)
+    assert {piece.store for piece in environment.catalog(0).descriptors()} == {"directory"}
+    assert {piece.load_id for piece in environment.catalog(0).descriptors()} == {None, LOAD}
+    assert broken(environment, other, brought) == []
+    environment.clock.jump(2 * GRACE_S * 1000 + 86_400_000 * 2)
     node.collect_directory()
     other.collect_directory()
-    assert broken(land, other, brought) == []
-    assert [path for path in land.files() if path.startswith("/a/loads/") and not path.endswith("/")] == []
+    assert broken(environment, other, brought) == []
+    assert [path for path in environment.files() if path.startswith("/a/loads/") and not path.endswith("/")] == []
 
 
 @pytest.mark.parametrize("end", ["committed", "abandoned", "never offered"])
-def test_objects_of_a_load_go_when_no_caller_needs_them_and_not_before(land: Land, end: str, ledger: Ledger) -> None:
-    node = land.node()
+def test_objects_of_a_load_go_when_no_caller_needs_them_and_not_before(
+    environment: LoadEnvironment, end: str, ledger: Ledger
+) -> None:
+    node = environment.node()
     node.append(count=3)
     brought = {0: values(0, 30)}
     manifest = node.prepare(brought, per_segment=20)
     node.prepare({0: values(0, 5)})  # an attempt that was given up: no manifest lists it
-    old_ms = 2 * max(GRACE_S, land.settings.export.orphan_grace_s) * 1000
+    old_ms = 2 * max(GRACE_S, environment.settings.export.orphan_grace_s) * 1000
 
     def kept() -> set[str]:
-        return {path for path in land.files() if f"/loads/{LOAD}/" in path}
+        return {path for path in environment.files() if f"/loads/{LOAD}/" in path}
 
     before = kept()
     assert len(before) == 6
@@ -556,7 +566,7 @@ def test_objects_of_a_load_go_when_no_caller_needs_them_and_not_before(land: Lan
     assert kept() == before, "what is young may be offered yet"
     if end != "never offered":
         node.loads.offer(str(NAME), manifest, None)
-        land.clock.jump(old_ms)
+        environment.clock.jump(old_ms)
         node.collect_directory()
         # The owner's own sweep finds them below the shard, too.
         node.cleanup.collect_owned(node.shard())
@@ -565,12 +575,14 @@ def test_objects_of_a_load_go_when_no_caller_needs_them_and_not_before(land: Lan
         node.loads.attach(LOAD)
     if end == "abandoned":
         node.loads.abandon(LOAD)
-    land.clock.jump(old_ms)
+    environment.clock.jump(old_ms)
 
     node.collect_directory()
 
     named = {
-        name for piece in land.catalog(0).descriptors() for name in (piece.object_key, piece.object_key[:-3] + "idx")
+        name
+        for piece in environment.catalog(0).descriptors()
+        for name in (piece.object_key, piece.object_key[:-3] + "idx")
     }
     assert {path.partition("/loads/")[2].rpartition("/")[2] for path in kept()} == (
         {name.rpartition("/")[2] for name in named if "/loads/" in name}
@@ -580,39 +592,39 @@ def test_objects_of_a_load_go_when_no_caller_needs_them_and_not_before(land: Lan
         with pytest.raises(Conflict):
             node.loads.offer(str(NAME), manifest, None)
     else:
-        assert broken(land, node, brought) == []
+        assert broken(environment, node, brought) == []
     ledger.count("sweeps of loads", end=end)
 
 
-def test_a_deleted_topic_leaves_nothing_of_its_loads(land: Land) -> None:
-    node = land.node()
+def test_a_deleted_topic_leaves_nothing_of_its_loads(environment: LoadEnvironment) -> None:
+    node = environment.node()
     node.append()
     node.offer({0: values(0, 10)})
     node.loads.attach(LOAD)
     node.offer({0: values(0, 10)}, "pending")
-    definitions = Definitions(land.metadata, "/forebay", land.clock)
+    definitions = Definitions(environment.metadata, "/forebay", environment.clock)
     definitions.begin_deletion(NAME)
 
     node.deletions_by(lambda ref: True).finish()
 
-    assert [path for path in land.files() if TOPIC_ID in path] == []
+    assert [path for path in environment.files() if TOPIC_ID in path] == []
     # What is known of a load that is over goes by a sweep, which finds that no history names it.
-    assert _load_keys(land) == [f"/forebay/loads/{LOAD}"]
-    swept = ObjectCleanup(land.inner, land.settings, node.places, land.clock)
+    assert _load_keys(environment) == [f"/forebay/loads/{LOAD}"]
+    swept = ObjectCleanup(environment.inner, environment.settings, node.places, environment.clock)
     for _ in range(2):
-        land.clock.jump(2 * land.settings.export.orphan_grace_s * 1000)
+        environment.clock.jump(2 * environment.settings.export.orphan_grace_s * 1000)
         swept.collect_directory(list, set())
-    assert _load_keys(land) == []
+    assert _load_keys(environment) == []
     with pytest.raises(UnknownTopic):
         node.offer({0: values(0, 10)}, "late")
 
 
-def _load_keys(land: Land) -> list[str]:
-    return [entry.key for entry in land.inner.range("/forebay/") if "load" in entry.key or "offer" in entry.key]
+def _load_keys(environment: LoadEnvironment) -> list[str]:
+    return [entry.key for entry in environment.inner.range("/forebay/") if "load" in entry.key or "offer" in entry.key]
 
 
-def test_a_restart_between_attach_and_commit_goes_on(land: Land) -> None:
-    node = land.node()
+def test_a_restart_between_attach_and_commit_goes_on(environment: LoadEnvironment) -> None:
+    node = environment.node()
     node.append(count=3)
     brought = {0: values(0, 10)}
     node.offer(brought)
@@ -620,17 +632,17 @@ def test_a_restart_between_attach_and_commit_goes_on(land: Land) -> None:
         node.loads.attach(LOAD)
     node.close()
 
-    again = land.node()
+    again = environment.node()
     again.shard()
     assert again.settle().status is LoadStatus.COMMITTED
     assert again.append() == [13]
-    assert broken(land, again, brought) == []
+    assert broken(environment, again, brought) == []
 
 
 def test_many_loads_that_are_over_are_known_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by review: a history asked the metadata store once for each load that it names."""
-    land = Land()
-    node = land.node()
+    environment = LoadEnvironment()
+    node = environment.node()
     for number in range(5):
         node.offer({0: values(0, 3)}, f"load{number}")
         node.loads.attach(f"load{number}")
@@ -644,7 +656,7 @@ def test_many_loads_that_are_over_are_known_by_one_look(monkeypatch: pytest.Monk
         return status(catalog, load_id)
 
     monkeypatch.setattr(ShardCatalog, "load_status", noted)
-    again = land.node()
+    again = environment.node()
 
     assert len([step for step in again.stream() if not isinstance(step, Gap)]) == 16
     assert asked == []

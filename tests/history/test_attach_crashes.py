@@ -15,7 +15,7 @@ from forebay.testing.catalogs import catalog_is_contiguous, objects_are_whole
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.invariants import Violation, names_follow_bytes
 from forebay.topics import Durability
-from tests.history.attached import Land, Node, broken, fetching, values
+from tests.history.attached import LoadEnvironment, LoadOwner, broken, fetching, values
 from tests.ledger import Ledger
 from tests.protocol.consuming import missed_by_consumers
 from tests.support.soak import SOAK, sampled
@@ -28,38 +28,38 @@ BROUGHT: Final = {0: values(0, 10), 1: values(1, 3)}
 MODES: Final = ("local", "shared_fs")
 
 
-def _ready(mode: str, durability: Durability) -> tuple[Land, Node]:
-    land = Land(mode, partitions=2, durability=durability)
-    node = land.node()
+def _ready(mode: str, durability: Durability) -> tuple[LoadEnvironment, LoadOwner]:
+    environment = LoadEnvironment(mode, partitions=2, durability=durability)
+    node = environment.node()
     # The other partition is empty: there is no file yet that could show where its log goes on.
     node.append(0, 2)
     node.shard(1)
     node.consume(0)
     node.places.probe()
     node.offer(BROUGHT, per_segment=6)
-    return land, node
+    return environment, node
 
 
-def _attach(node: Node) -> None:
+def _attach(node: LoadOwner) -> None:
     _attach_one(node)
     _go_on(node)
 
 
-def _attach_one(node: Node) -> None:
-    node.loads._attach("load-1", node.land.load(), [node.shard(0)])
+def _attach_one(node: LoadOwner) -> None:
+    node.loads._attach("load-1", node.environment.load(), [node.shard(0)])
     node.append(0)
     # It stands before what is not committed, and learns of nothing behind that.
     node.consume(0)
 
 
-def _go_on(node: Node) -> None:
+def _go_on(node: LoadOwner) -> None:
     node.settle()
     for partition in (0, 1):
         node.consume(partition)
         node.append(partition)
 
 
-def _give_up(node: Node) -> None:
+def _give_up(node: LoadOwner) -> None:
     _attach_one(node)
     node.loads.abandon("load-1")
     _go_on(node)
@@ -72,11 +72,11 @@ def _give_up(node: Node) -> None:
 def test_no_crash_of_an_attach_breaks_a_promise(
     mode: str, durability: Durability, scenario: object, ledger: Ledger
 ) -> None:
-    land, node = _ready(mode, durability)
-    trace = land.disk.trace
+    environment, node = _ready(mode, durability)
+    trace = environment.disk.trace
     begun = len(trace)
     scenario(node)  # type: ignore[operator]
-    assert broken(land, node, BROUGHT) == []
+    assert broken(environment, node, BROUGHT) == []
     # What a probe of the file system leaves for an instant means nothing to any caller.
     assert [flaw for flaw in names_follow_bytes(trace) if ".probe" not in flaw.message] == []
     name = "attach" if scenario is _attach else "attach given up"
@@ -95,28 +95,28 @@ def test_no_crash_of_an_attach_breaks_a_promise(
 
 def _recovered(state: CrashState, mode: str, durability: Durability) -> list[Violation]:
     """What is wrong at that moment, after recovery, and after it all went on."""
-    land = Land.after(state, mode, partitions=2, durability=durability)
+    environment = LoadEnvironment.after(state, mode, partitions=2, durability=durability)
     found: list[Violation] = []
     for partition in (0, 1):
-        catalog = land.catalog(partition)
+        catalog = environment.catalog(partition)
         pieces = catalog.descriptors()
         found += catalog_is_contiguous(pieces, catalog.frontier().next)
         found += objects_are_whole(pieces, fetching(state.files(), None))
-    node = land.node()
+    node = environment.node()
     for partition in (0, 1):
         node.shard(partition)
     node.settle()
-    ended = land.load().status
+    ended = environment.load().status
     for partition in (0, 1):
         node.append(partition)
-    found += broken(land, node, BROUGHT)
+    found += broken(environment, node, BROUGHT)
     streams = [node.stream(partition) for partition in (0, 1)]
     for partition, stream in enumerate(streams):
         node.consume(partition)
         records = [step for step in stream if not isinstance(step, Gap)]
-        found += missed_by_consumers(land.disk.trace.notes(), records, partition)
+        found += missed_by_consumers(environment.disk.trace.notes(), records, partition)
     node.close()
-    again = land.node()
+    again = environment.node()
     for partition in (0, 1):
         if again.stream(partition) != streams[partition]:
             found.append(Violation("I11", f"[{partition}] reads differently after another restart"))

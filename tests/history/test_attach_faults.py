@@ -22,7 +22,7 @@ from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
-from tests.history.attached import LOAD, Land, Node, broken, tolerated, values
+from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, broken, tolerated, values
 from tests.ledger import Ledger
 from tests.support.soak import SOAK
 
@@ -38,27 +38,27 @@ class Run:
 
     def __init__(self, mode: str = "shared_fs") -> None:
         self.blobs = SimulatedBlobs()
-        self.land = Land(mode, partitions=2, blobs=self.blobs)
-        self.node = self.land.node()
+        self.environment = LoadEnvironment(mode, partitions=2, blobs=self.blobs)
+        self.node = self.environment.node()
         self.node.append(0, 3)
         self.node.append(1)
         self.node.offer(BROUGHT, per_segment=20)
-        self.begun = (dict(self.land.faulty.calls), len(self.blobs.calls), self.land.disk.calls_reached)
+        self.begun = (dict(self.environment.faulty.calls), len(self.blobs.calls), self.environment.disk.calls_reached)
 
     def attach(self) -> bool:
         return tolerated(lambda: self.node.loads.attach(LOAD))
 
     def finish(self) -> list[Violation]:
         """Whatever failed works again: go on until it is done, and append behind it."""
-        self.land.faulty.heal()
+        self.environment.faulty.heal()
         self.blobs.heal()
-        self.land.disk.heal()
+        self.environment.disk.heal()
         for shard in self.node.engine.shards():
             shard.upkeep.maintain()
         self.node.settle()
         for partition in (0, 1):
             self.node.append(partition)
-        return broken(self.land, self.node, BROUGHT)
+        return broken(self.environment, self.node, BROUGHT)
 
     def close(self) -> None:
         self.node.close()
@@ -70,7 +70,7 @@ class Run:
                 self.node.append(partition)
 
     def ending(self) -> Ending:
-        pieces = [piece for partition in (0, 1) for piece in self.land.catalog(partition).descriptors()]
+        pieces = [piece for partition in (0, 1) for piece in self.environment.catalog(partition).descriptors()]
         return ending_of(pieces, self.blobs.contents)
 
 
@@ -79,7 +79,7 @@ def _undisturbed() -> Ending:
     assert run.attach()
     for partition in (0, 1):
         run.node.append(partition)
-    assert broken(run.land, run.node, BROUGHT) == []
+    assert broken(run.environment, run.node, BROUGHT) == []
     return run.ending()
 
 
@@ -89,7 +89,7 @@ UNDISTURBED: Final = _undisturbed()
 def _metadata_faults() -> Iterator[tuple[str, int, MetadataFault]]:
     run = Run()
     assert run.attach()
-    for method, reached in run.land.faulty.calls.items():
+    for method, reached in run.environment.faulty.calls.items():
         faults = list(MetadataFault) if method == "transaction" else [MetadataFault.FAIL_BEFORE]
         for place in range(reached - run.begun[0].get(method, 0)):
             yield from ((method, place, fault) for fault in faults)
@@ -103,17 +103,17 @@ def test_metadata_that_fails_at_any_call_leaves_one_history(
 ) -> None:
     for method, place, fault in _metadata_faults():
         run = Run()
-        run.land.faulty.inject(fault, method=method, after=place, count=times)
+        run.environment.faulty.inject(fault, method=method, after=place, count=times)
         run.attach()
         if landing == "at once":
-            run.land.faulty.land()
+            run.environment.faulty.land()
         if between == "appends":
-            run.land.faulty.heal()
+            run.environment.faulty.heal()
             run.try_appends()
         flaws = run.finish()
         if landing == "at the end":
-            run.land.faulty.land()
-            flaws += broken(run.land, run.node, BROUGHT)
+            run.environment.faulty.land()
+            flaws += broken(run.environment, run.node, BROUGHT)
         if between == "nothing":
             flaws += runs_converge(UNDISTURBED, run.ending())
         ledger.count("attach through metadata faults", method=method, fault=fault.value)
@@ -142,9 +142,9 @@ def test_a_store_that_fails_at_any_call_leaves_the_same_history(ledger: Ledger) 
 def test_a_disk_that_fails_at_any_call_leaves_a_history_without_a_gap(mode: str, ledger: Ledger) -> None:
     run = Run(mode)
     assert run.attach()
-    for index in range(run.begun[2], run.land.disk.calls_reached, EVERY):
+    for index in range(run.begun[2], run.environment.disk.calls_reached, EVERY):
         run = Run(mode)
-        run.land.disk.fail_at(index, errno.EIO)
+        run.environment.disk.fail_at(index, errno.EIO)
         run.attach()
         flaws = run.finish()
         ledger.count("attach through disk faults", mode=mode)
@@ -153,89 +153,89 @@ def test_a_disk_that_fails_at_any_call_leaves_a_history_without_a_gap(mode: str,
         assert flaws == [], index
 
 
-def _unsure(node: Node, land: Land) -> None:
+def _unsure(node: LoadOwner, environment: LoadEnvironment) -> None:
     """Attach, so that every transaction for it times out."""
-    before = land.faulty.calls["transaction"]
-    land.faulty.inject(MetadataFault.TIME_OUT, after=0, count=ATTEMPTS)
+    before = environment.faulty.calls["transaction"]
+    environment.faulty.inject(MetadataFault.TIME_OUT, after=0, count=ATTEMPTS)
     with pytest.raises(Indeterminate):
         node.loads.attach(LOAD)
-    assert land.faulty.calls["transaction"] == before + ATTEMPTS
+    assert environment.faulty.calls["transaction"] == before + ATTEMPTS
 
 
-def _ready() -> tuple[Land, Node]:
-    land = Land()
-    node = land.node()
+def _ready() -> tuple[LoadEnvironment, LoadOwner]:
+    environment = LoadEnvironment()
+    node = environment.node()
     node.append(count=3)
     node.shard().flush()
     node.shard().rotate()
     node.shard().upkeep.seal_rotated()
     node.shard().history.catch_up()
     node.offer({0: values(0, 10)})
-    return land, node
+    return environment, node
 
 
 def test_appends_wait_while_it_is_not_known_whether_the_load_was_attached() -> None:
-    land, node = _ready()
-    _unsure(node, land)
+    environment, node = _ready()
+    _unsure(node, environment)
     staged = encode_rows([(b"early", None, None, (), 0)])
     for _ in range(3):
         inside(node.loads).of(node.shard()).resolve()
         with pytest.raises(Paused, match="is being attached"):
             node.shard().wal.stage_many(staged, None, Ticket())
 
-    land.faulty.land()
+    environment.faulty.land()
     inside(node.loads).of(node.shard()).resolve()
 
     assert node.append() == [13]
     assert node.settle().status is LoadStatus.COMMITTED
-    assert broken(land, node, {0: values(0, 10)}) == []
+    assert broken(environment, node, {0: values(0, 10)}) == []
 
 
 def test_appends_go_on_once_a_load_that_may_be_attached_is_given_up() -> None:
-    land, node = _ready()
-    _unsure(node, land)
-    LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
+    environment, node = _ready()
+    _unsure(node, environment)
+    LoadBook(environment.inner, "/forebay", ManualClock()).give_up(LOAD)
 
     node.settle()
 
     assert node.append() == [3]
-    assert all(not outcome.succeeded for outcome in land.faulty.land())
+    assert all(not outcome.succeeded for outcome in environment.faulty.land())
     assert node.append() == [4]
-    assert broken(land, node, {0: values(0, 10)}) == []
+    assert broken(environment, node, {0: values(0, 10)}) == []
 
 
 def test_a_load_that_landed_and_was_then_given_up_leaves_its_offsets_empty() -> None:
-    land, node = _ready()
-    _unsure(node, land)
-    assert [outcome.succeeded for outcome in land.faulty.land()] == [True] + [False] * (ATTEMPTS - 1)
-    LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
+    environment, node = _ready()
+    _unsure(node, environment)
+    assert [outcome.succeeded for outcome in environment.faulty.land()] == [True] + [False] * (ATTEMPTS - 1)
+    LoadBook(environment.inner, "/forebay", ManualClock()).give_up(LOAD)
 
     node.settle()
 
     assert node.append() == [13]
-    assert broken(land, node, {0: values(0, 10)}) == []
+    assert broken(environment, node, {0: values(0, 10)}) == []
 
 
 def test_an_owner_that_is_replaced_while_it_is_unsure_stops(ledger: Ledger) -> None:
-    land, node = _ready()
-    _unsure(node, land)
+    environment, node = _ready()
+    _unsure(node, environment)
     shard = node.shard()
     node.owner_session.session.close()
-    other = land.node("b")
+    other = environment.node("b")
     other.append()
 
-    assert all(not outcome.succeeded for outcome in land.faulty.land())
+    assert all(not outcome.succeeded for outcome in environment.faulty.land())
     with pytest.raises(ForebayError):
         inside(node.loads).of(shard).resolve()
 
     assert shard.wal.fenced is not None
     assert other.settle().status is LoadStatus.COMMITTED
-    assert broken(land, other, {0: values(0, 10)}) == []
+    assert broken(environment, other, {0: values(0, 10)}) == []
     ledger.count("zombie attaches refused")
 
 
 def test_a_log_that_cannot_go_on_for_now_is_brought_there_later() -> None:
-    land, node = _ready()
+    environment, node = _ready()
     wal = node.shard().wal
     plain = wal.skip_to_history
     wal.skip_to_history = lambda stop: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no room"))  # type: ignore[method-assign]
@@ -248,4 +248,4 @@ def test_a_log_that_cannot_go_on_for_now_is_brought_there_later() -> None:
     node.settle()
 
     assert node.append() == [13]
-    assert broken(land, node, {0: values(0, 10)}) == []
+    assert broken(environment, node, {0: values(0, 10)}) == []

@@ -23,19 +23,22 @@ from forebay.storage import Storage, Topic
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import TOPIC, Land, id_of, metadata_of, shard_of
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, Environment, id_of, metadata_of, shard_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
-LANDS: dict[str, Callable[[Path], Land]] = {"local": rig.local, "shared_fs": rig.shared_fs}
+ENVIRONMENTS: dict[str, Callable[[Path], Environment]] = {
+    "local": directories.local,
+    "shared_fs": directories.shared_fs,
+}
 RECORDS = 20_000
 
 
-@pytest.fixture(params=LANDS)
-def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
-    return LANDS[request.param](tmp_path)
+@pytest.fixture(params=ENVIRONMENTS)
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
+    return ENVIRONMENTS[request.param](tmp_path)
 
 
 def prepared(log: Storage, topic: Topic, load_id: str, records: int = RECORDS) -> LoadManifest:
@@ -82,11 +85,11 @@ class Appender:
 
 
 @pytest.mark.parametrize("how", ["asked for", "at the next look"])
-def test_appends_and_a_follower_go_on_across_a_load(land: Land, how: str, ledger: Ledger) -> None:
-    with land.open("A") as log:
+def test_appends_and_a_follower_go_on_across_a_load(environment: Environment, how: str, ledger: Ledger) -> None:
+    with environment.open("A") as log:
         topic = log.create_topic(TOPIC, partitions=2)
         manifest = prepared(log, topic, "one")
-        with land.open("A", read_only=True) as beside:
+        with environment.open("A", read_only=True) as beside:
             with Appender(topic) as appender:
                 until(lambda: len(appender.acked) > 20)
                 stream = beside.topic(TOPIC).follow(0, partition=0, timeout=60)
@@ -112,12 +115,12 @@ def test_appends_and_a_follower_go_on_across_a_load(land: Land, how: str, ledger
         pauses = [shard_of(topic, partition).wal.counters.pause_seconds.value() for partition in (0, 1)]
         assert [pause.count for pause in pauses] == [1, 1]
         worst = max(pause.sum for pause in pauses)
-        mode = land.settings.storage.mode
+        mode = environment.settings.storage.mode
         ledger.count("longest pause of appends for a load, ms", n=round(1000 * worst), mode=mode, attached=how)
 
 
-def test_a_load_survives_a_restart_a_seal_and_a_move(land: Land) -> None:
-    with land.open("A") as log, land.open("B") as other:
+def test_a_load_survives_a_restart_a_seal_and_a_move(environment: Environment) -> None:
+    with environment.open("A") as log, environment.open("B") as other:
         topic = log.create_topic(TOPIC)
         topic.append(b"first")
         log.loads.offer(TOPIC, prepared(log, topic, "one", 400), None)
@@ -132,42 +135,44 @@ def test_a_load_survives_a_restart_a_seal_and_a_move(land: Land) -> None:
         assert values == [b"first", *(b"load %d" % number for number in range(400)), b"last", b"elsewhere"]
         assert moved.offset_at_time(200) == 0
         other.delete_topic(TOPIC)
-    left = [path for path in land.root.rglob("*") if path.is_file() and topic.spec.topic_id in str(path)]
-    assert [path for path in left if land.root / "A" not in path.parents] == []
+    left = [path for path in environment.root.rglob("*") if path.is_file() and topic.spec.topic_id in str(path)]
+    assert [path for path in left if environment.root / "A" not in path.parents] == []
 
 
-def test_verification_reads_what_a_load_brought(land: Land) -> None:
-    with land.open("A") as log:
+def test_verification_reads_what_a_load_brought(environment: Environment) -> None:
+    with environment.open("A") as log:
         topic = log.create_topic(TOPIC)
         topic.append(b"first")
         log.loads.offer(TOPIC, prepared(log, topic, "one", 400), None)
         log.loads.attach("one")
     disk, clock = SystemDisk(), SystemClock()
-    path = str(land.root / "A")
-    assert verify(path, land.settings, disk=disk, clock=clock).findings == []
+    path = str(environment.root / "A")
+    assert verify(path, environment.settings, disk=disk, clock=clock).findings == []
 
-    segment = next(path for path in land.root.rglob("*.seg") if "/loads/one/" in str(path))
+    segment = next(path for path in environment.root.rglob("*.seg") if "/loads/one/" in str(path))
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
 
-    assert [found.severity for found in verify(path, land.settings, disk=disk, clock=clock).findings] != []
+    assert [found.severity for found in verify(path, environment.settings, disk=disk, clock=clock).findings] != []
     disk.close()
 
 
-def test_a_load_is_offered_to_owners_only_and_only_to_topics_with_files(land: Land) -> None:
-    with land.open("A") as log:
+def test_a_load_is_offered_to_owners_only_and_only_to_topics_with_files(environment: Environment) -> None:
+    with environment.open("A") as log:
         topic = log.create_topic(TOPIC)
         manifest = prepared(log, topic, "one", 8)
         fleeting = log.create_topic("shop/fleeting", durability="ephemeral")
         with pytest.raises(Unsupported, match="only topics with files"):
             log.loads.offer("shop/fleeting", manifest_of("two", fleeting.spec.topic_id, []), None)
-        with land.open("A", read_only=True) as beside, pytest.raises(Unsupported, match="read-only"):
+        with environment.open("A", read_only=True) as beside, pytest.raises(Unsupported, match="read-only"):
             beside.loads.offer(TOPIC, manifest, None)
 
 
 def test_a_pause_that_lasts_makes_an_append_wait_and_then_refuses_it(tmp_path: Path) -> None:
-    with rig.local(tmp_path).open("A", wal=msgspec.structs.replace(rig.WAL, append_timeout_ms=100)) as log:
+    with directories.local(tmp_path).open(
+        "A", wal=msgspec.structs.replace(directories.WAL, append_timeout_ms=100)
+    ) as log:
         topic = log.create_topic(TOPIC)
         topic.append(b"v")
         queue = shard_of(topic).wal.queue
@@ -182,8 +187,8 @@ def test_a_pause_that_lasts_makes_an_append_wait_and_then_refuses_it(tmp_path: P
 
 def test_a_look_up_ends_at_a_load_that_is_not_committed_as_reading_does(tmp_path: Path) -> None:
     """It asked for the same page for ever, as long as another owner had its part of the load to attach."""
-    land = rig.shared_fs(tmp_path)
-    with land.open("A") as log, land.open("B") as other:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("A") as log, environment.open("B") as other:
         topic = log.create_topic(TOPIC, partitions=2)
         topic.append(b"log", partition=0, tag="t", key=b"k")
         other.topic(TOPIC).append(b"log", partition=1)

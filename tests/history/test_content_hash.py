@@ -12,8 +12,8 @@ from forebay.format.checksum import ContentHash
 from forebay.records import Bytes
 from forebay.wal import sealing
 from forebay.wal.files import SealedFile
-from tests.history.house import DIRECTORY, House, expected, history_of, stream
-from tests.moves.rig import TOPIC, shared_fs
+from tests.support.environments.directories import TOPIC, shared_fs
+from tests.support.environments.shard import DIRECTORY, ShardEnvironment, expected, history_of, stream
 
 RECORDS = 40
 
@@ -32,12 +32,12 @@ class Counted:
         patch.setattr(ContentHash, "update", counting)
 
 
-def sealed_house() -> tuple[House, File]:
+def sealed_environment() -> tuple[ShardEnvironment, File]:
     """A shard with one sealed file, and that file."""
-    house = House()
-    house.append(RECORDS)
-    house.seal()
-    return house, house.disk.open(house.shard.wal.files.all[0].path, writable=True)
+    environment = ShardEnvironment()
+    environment.append(RECORDS)
+    environment.seal()
+    return environment, environment.disk.open(environment.shard.wal.files.all[0].path, writable=True)
 
 
 def flip(file: File, place: int) -> None:
@@ -48,22 +48,22 @@ def flip(file: File, place: int) -> None:
 
 def test_every_byte_of_a_segment_is_hashed_once_from_sealing_to_history(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = Counted(monkeypatch)
-    house, file = sealed_house()
+    environment, file = sealed_environment()
     assert hashed.bytes == file.size()
 
-    house.export()
+    environment.export()
 
     assert hashed.bytes == file.size()
-    (piece,) = house.catalog().descriptors()
-    content = house.store.get_range(piece.object_key, 0, piece.bytes)
+    (piece,) = environment.catalog().descriptors()
+    content = environment.store.get_range(piece.object_key, 0, piece.bytes)
     digest = ContentHash()
     digest.update(content)
     assert digest.digest().hex() == piece.content_hash and content == file.read_at(file.size(), 0)
 
 
 def test_a_topic_that_moves_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    land = shared_fs(tmp_path)
-    with land.open("one") as here, land.open("two") as there:
+    environment = shared_fs(tmp_path)
+    with environment.open("one") as here, environment.open("two") as there:
         topic = here.create_topic(TOPIC)
         for first in range(0, 300, 100):
             topic.append_many([b"value %d" % number for number in range(first, first + 100)])
@@ -80,25 +80,25 @@ def test_a_topic_that_moves_is_hashed_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_byte_that_flips_between_sealing_and_export_is_found_wherever_it_lies() -> None:
-    house, file = sealed_house()
+    environment, file = sealed_environment()
     for place in range(0, file.size(), 61):
         flip(file, place)
         with pytest.raises(DataLoss, match="not exported"):
-            house.export()
+            environment.export()
         flip(file, place)
 
-    assert list(house.store.list()) == [] and house.catalog().frontier().next == 0
-    house.export()
-    with history_of(house) as history:
+    assert list(environment.store.list()) == [] and environment.catalog().frontier().next == 0
+    environment.export()
+    with history_of(environment) as history:
         assert stream(history) == expected(0, RECORDS)
 
 
 def test_a_byte_that_flips_while_a_file_is_sealed_is_found_by_its_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums are of the bytes that were checked, not of another read of them."""
-    house = House()
-    house.append(RECORDS)
-    house.shard.rotate()
-    (log,) = house.shard.upkeep.rotated()
+    environment = ShardEnvironment()
+    environment.append(RECORDS)
+    environment.shard.rotate()
+    (log,) = environment.shard.upkeep.rotated()
     read_at = log.file.read_at
     flipped: list[int] = []
 
@@ -106,53 +106,55 @@ def test_a_byte_that_flips_while_a_file_is_sealed_is_found_by_its_export(monkeyp
         data = read_at(length, position)
         if position + len(data) == log.limit and not flipped:
             flipped.append(log.limit // 2)
-            flip(house.disk.open(log.path, writable=True), log.limit // 2)
+            flip(environment.disk.open(log.path, writable=True), log.limit // 2)
         return data
 
     monkeypatch.setattr(log.file, "read_at", read_then_flip)
-    house.shard.upkeep.seal_rotated()
+    environment.shard.upkeep.seal_rotated()
 
-    assert flipped and not house.shard.upkeep.rotated()
+    assert flipped and not environment.shard.upkeep.rotated()
     with pytest.raises(DataLoss, match="not exported"):
-        house.export()
-    assert list(house.store.list()) == []
+        environment.export()
+    assert list(environment.store.list()) == []
 
 
 def test_a_byte_that_flipped_before_is_not_sealed() -> None:
-    house = House()
-    house.append(RECORDS)
-    house.shard.rotate()
-    house.shard.wal.tail.cache.clear()
-    (path,) = [f"{DIRECTORY}/{name}" for name in house.disk.list_directory(DIRECTORY) if name.startswith("0" * 20)]
-    file = house.disk.open(path, writable=True)
+    environment = ShardEnvironment()
+    environment.append(RECORDS)
+    environment.shard.rotate()
+    environment.shard.wal.tail.cache.clear()
+    (path,) = [
+        f"{DIRECTORY}/{name}" for name in environment.disk.list_directory(DIRECTORY) if name.startswith("0" * 20)
+    ]
+    file = environment.disk.open(path, writable=True)
     flip(file, file.size() - 10)
 
-    house.shard.upkeep.seal_rotated()
+    environment.shard.upkeep.seal_rotated()
 
-    assert house.shard.upkeep.stopped is not None and house.export() == 0
+    assert environment.shard.upkeep.stopped is not None and environment.export() == 0
 
 
 def test_a_byte_that_flips_in_the_store_is_not_served_nor_taken_for_the_object() -> None:
-    house, file = sealed_house()
-    house.export()
-    (piece,) = house.catalog().descriptors()
-    stored = house.disk.open(f"/store/{piece.object_key}", writable=True)
+    environment, file = sealed_environment()
+    environment.export()
+    (piece,) = environment.catalog().descriptors()
+    stored = environment.disk.open(f"/store/{piece.object_key}", writable=True)
     flip(stored, stored.size() - 30)
-    (sealed, _) = house.shard.wal.files.all
+    (sealed, _) = environment.shard.wal.files.all
     assert isinstance(sealed, SealedFile)
 
-    with history_of(house) as history, pytest.raises(Corrupt, match="is not the object it was"):
+    with history_of(environment) as history, pytest.raises(Corrupt, match="is not the object it was"):
         stream(history)
     # What an attempt that was cut short may have left is compared by hash, and stored again.
-    house.exporter().place(house.store, piece.object_key, sealed, sealed.footer)
-    assert house.store.get_range(piece.object_key, 0, piece.bytes) == file.read_at(file.size(), 0)
+    environment.exporter().place(environment.store, piece.object_key, sealed, sealed.footer)
+    assert environment.store.get_range(piece.object_key, 0, piece.bytes) == file.read_at(file.size(), 0)
 
 
 def test_a_file_that_is_cut_short_while_it_is_sealed_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House()
-    house.append(RECORDS)
-    house.shard.rotate()
-    (log,) = house.shard.upkeep.rotated()
+    environment = ShardEnvironment()
+    environment.append(RECORDS)
+    environment.shard.rotate()
+    (log,) = environment.shard.upkeep.rotated()
     whole = log.file.read_at
 
     def short(length: int, position: int) -> bytes:
@@ -161,4 +163,4 @@ def test_a_file_that_is_cut_short_while_it_is_sealed_is_not_sealed(monkeypatch: 
     monkeypatch.setattr(log.file, "read_at", short)
 
     with pytest.raises(Corrupt, match="should have|is damaged"):
-        sealing.Sealer(house.disk, house.shard.wal.settings, None).seal(log, lambda gap: True)
+        sealing.Sealer(environment.disk, environment.shard.wal.settings, None).seal(log, lambda gap: True)

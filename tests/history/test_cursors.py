@@ -18,8 +18,8 @@ from forebay.testing.cursors import Acked, Event, Found, Handed, Reset, StoredCu
 from forebay.testing.history import read_everything
 from forebay.testing.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec
-from tests.history.house import TOPIC, House
 from tests.ledger import Ledger
+from tests.support.environments.shard import TOPIC, ShardEnvironment
 
 NEXT_TOPIC: Final = "cd" * 16
 BILLING: Final = ReaderName.of("shop", "orders", "billing")
@@ -146,19 +146,19 @@ def test_a_reader_of_a_deleted_topic_does_not_take_the_cursor_of_the_new_one() -
 
 def test_a_reader_goes_on_at_its_cursor_when_the_owner_has_changed() -> None:
     events: list[Event] = []
-    house = House()
-    progress = ProgressStore(house.metadata, PREFIX, ManualClock())
-    house.append(22)
+    environment = ShardEnvironment()
+    progress = ProgressStore(environment.metadata, PREFIX, ManualClock())
+    environment.append(22)
     before = Desk(events, progress, epoch=1)
-    _hand_out(before, house, stop=22)
+    _hand_out(before, environment, stop=22)
     before.ack(14)
-    house.seal()
-    house.export()
+    environment.seal()
+    environment.export()
 
-    house.reopen()
-    house.append(5)
+    environment.reopen()
+    environment.append(5)
     after = Desk(events, progress, epoch=2)
-    _hand_out(after, house, stop=27)
+    _hand_out(after, environment, stop=27)
     after.ack(27)
     before.ack(22)
 
@@ -167,9 +167,9 @@ def test_a_reader_goes_on_at_its_cursor_when_the_owner_has_changed() -> None:
     assert list(cursors_hold(events)) == []
 
 
-def _hand_out(desk: Desk, house: House, *, stop: int) -> None:
+def _hand_out(desk: Desk, environment: ShardEnvironment, *, stop: int) -> None:
     """Everything from the cursor on, as the present owner shows it."""
     start = desk.look()
-    reading = read_everything(lambda offset: house.shard.read(offset, 1 << 20), stop, start)
-    assert reading.records == [(offset, house.appended[offset]) for offset in range(start, stop)]
+    reading = read_everything(lambda offset: environment.shard.read(offset, 1 << 20), stop, start)
+    assert reading.records == [(offset, environment.appended[offset]) for offset in range(start, stop)]
     desk.events.append(Handed(desk.cursor, start, stop))

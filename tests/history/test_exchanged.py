@@ -10,16 +10,16 @@ from forebay.blobs.ranges import ObjectBytes
 from forebay.errors import Corrupt
 from forebay.records import Gap, Reason
 from forebay.sealed import StoredSegment
-from tests.history.house import House
+from tests.support.environments.shard import ShardEnvironment
 
 
 def _files() -> dict[str, bytes]:
     """Two sealed files of equal layout, `[0, 5)` and `[5, 10)`."""
-    house = House()
+    environment = ShardEnvironment()
     for _ in range(2):
-        house.append(5)
-        house.seal()
-    found = house.local_files()
+        environment.append(5)
+        environment.seal()
+    found = environment.local_files()
     return {
         f"{first}{end}": c
         for n, c in found.items()

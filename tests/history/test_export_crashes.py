@@ -44,7 +44,7 @@ from forebay.testing.moves import (
 from forebay.testing.trace import Note
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.protocol.ground import files_of
+from tests.support.environments.simulated import files_of
 from tests.support.soak import SOAK, sampled
 from tests.wal.checks import Recoveries
 from tests.wal.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, after, history_of, simulated

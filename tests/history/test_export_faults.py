@@ -36,8 +36,8 @@ from forebay.testing.moves import (
     nothing_of_older_epochs,
     one_epoch_at_a_time,
 )
-from tests.history.house import KEYS, TOPIC, House, expected, history_of, stream
 from tests.ledger import Ledger
+from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment, expected, history_of, stream
 from tests.support.soak import SOAK
 
 DAY_MS: Final = 86_400_000
@@ -56,17 +56,17 @@ class Run:
     def __init__(self) -> None:
         clock = ManualClock(seed=1)
         self.blobs = SimulatedBlobs(clock=clock)
-        self.house = House(durability="memory", blobs=self.blobs, clock=clock)
-        self.house.append(10)
-        self.house.seal()
-        self.house.reopen()
+        self.environment = ShardEnvironment(durability="memory", blobs=self.blobs, clock=clock)
+        self.environment.append(10)
+        self.environment.seal()
+        self.environment.reopen()
         for _ in range(2):
-            self.house.append(5)
-            self.house.seal()
-        self.files = self.house.shard.wal.files
+            self.environment.append(5)
+            self.environment.seal()
+        self.files = self.environment.shard.wal.files
         self.violations: list[Violation] = []
-        self.faulty = FaultyMetadata(RecordingMetadata(self.house.metadata, on_commit=self._committed))
-        self.exporter = self.house.exporter(catalog=self.house.catalog(self.faulty))
+        self.faulty = FaultyMetadata(RecordingMetadata(self.environment.metadata, on_commit=self._committed))
+        self.exporter = self.environment.exporter(catalog=self.environment.catalog(self.faulty))
 
     def _committed(self, operations: Operations) -> None:
         for commit in commits_of(KEYS, [operations]):
@@ -89,16 +89,16 @@ class Run:
         return 1 + next(attempt for attempt in range(ATTEMPTS) if self.is_exported())
 
     def ending(self) -> Ending:
-        return ending_of(self.house.catalog().descriptors(), self.blobs.contents)
+        return ending_of(self.environment.catalog().descriptors(), self.blobs.contents)
 
     def broken(self) -> list[Violation]:
         """Everything that is not as promised, and as if nothing had failed."""
-        catalog = self.house.catalog()
+        catalog = self.environment.catalog()
         pieces, frontier = catalog.descriptors(), catalog.frontier().next
-        commits = commits_of(KEYS, self.house.metadata.committed)
+        commits = commits_of(KEYS, self.environment.metadata.committed)
         return [
             *self.violations,
-            *check_history(self.house.acked(), pieces, frontier, self.fetch, self.house.local_files()),
+            *check_history(self.environment.acked(), pieces, frontier, self.fetch, self.environment.local_files()),
             *one_epoch_at_a_time(commits),
             *nothing_of_older_epochs(commits),
             *runs_converge(UNDISTURBED, self.ending()),
@@ -106,8 +106,8 @@ class Run:
 
     def sweep(self) -> list[str]:
         """A day later: whatever is old enough and not needed."""
-        self.house.clock.jump(DAY_MS)
-        return self.house.collect(self.exporter)
+        self.environment.clock.jump(DAY_MS)
+        return self.environment.collect(self.exporter)
 
 
 def _undisturbed() -> tuple[Ending, list[Call], dict[str, int]]:
@@ -212,10 +212,10 @@ def test_what_an_older_epoch_had_under_way_never_lands_after_a_take_over(ledger:
         run = Run()
         run.faulty.inject(MetadataFault.TIME_OUT, after=step, count=100)
         assert not run.is_exported()
-        run.house.own(run.house.epoch + 1)
+        run.environment.own(run.environment.epoch + 1)
 
         landed = run.faulty.land()
-        run.house.exporter(epoch=run.house.epoch + 1).export(run.files)
+        run.environment.exporter(epoch=run.environment.epoch + 1).export(run.files)
 
         assert not any(outcome.succeeded for outcome in landed)
         ledger.count("zombie writes", n=len(landed))
@@ -228,7 +228,7 @@ def test_a_transaction_that_lands_after_its_segments_were_merged_changes_nothing
         run = Run()
         run.faulty.inject(MetadataFault.TIME_OUT, after=step)
         run.export()
-        catalog = run.house.catalog()
+        catalog = run.environment.catalog()
         pieces = catalog.pieces()
         merged = msgspec.structs.replace(pieces[0].descriptor, end=pieces[-1].descriptor.end, content_hash="ef" * 16)
         assert catalog.replace(pieces, merged)
@@ -245,7 +245,7 @@ def _with_orphans() -> Run:
     run = Run()
     run.blobs.put_if_absent(f"{TOPIC}_0/1-{'0' * 32}.seg", b"left behind")
     run.blobs.put_if_absent(f"{TOPIC}_0/1-{'0' * 32}.idx", b"left behind")
-    run.house.clock.jump(DAY_MS)
+    run.environment.clock.jump(DAY_MS)
     run.blobs.put_if_absent(f"{TOPIC}_0/1-{'1' * 32}.seg", b"just left behind")
     return run
 
@@ -254,7 +254,7 @@ def _sweep_calls() -> list[Call]:
     run = _with_orphans()
     run.export()
     first = len(run.blobs.calls)
-    run.house.collect(run.exporter)
+    run.environment.collect(run.exporter)
     return run.blobs.calls[first:]
 
 
@@ -269,7 +269,7 @@ def test_a_sweep_that_fails_at_any_call_takes_the_orphans_and_nothing_else(when:
 
         for _ in range(ATTEMPTS):
             try:
-                run.house.collect(run.exporter)
+                run.environment.collect(run.exporter)
                 break
             except ForebayError:
                 continue
@@ -277,7 +277,7 @@ def test_a_sweep_that_fails_at_any_call_takes_the_orphans_and_nothing_else(when:
         run.export()
         run.blobs.land()
 
-        older = run.house.clock.now_ms() - GRACE_S * 1000
+        older = run.environment.clock.now_ms() - GRACE_S * 1000
         assert list(sweep_is_right(before, after, UNDISTURBED.objects, older_than_ms=older)) == []
         run.blobs.delete(f"{TOPIC}_0/1-{'1' * 32}.seg")
         _report(run, ledger, fault=fault.value, at=f"sweep {call.method}")
@@ -300,20 +300,20 @@ def test_a_list_that_is_old_lets_nothing_be_swept_that_is_needed(stale_from: int
     _report(run, ledger, fault="stale list")
 
 
-def _one_file(blobs: SimulatedBlobs | None = None) -> House:
-    house = House(blobs=blobs)
-    house.append(10)
-    house.seal()
-    return house
+def _one_file(blobs: SimulatedBlobs | None = None) -> ShardEnvironment:
+    environment = ShardEnvironment(blobs=blobs)
+    environment.append(10)
+    environment.seal()
+    return environment
 
 
 @pytest.mark.parametrize("part", ["segment", "index"])
 def test_what_stands_under_the_key_already_is_compared_by_content(part: str) -> None:
-    house = _one_file()
-    house.export()
-    key = house.catalog().descriptors()[0].object_key
+    environment = _one_file()
+    environment.export()
+    key = environment.catalog().descriptors()[0].object_key
     key = index_name(key) if part == "index" else key
-    whole = house.store.get_range(key, 0, 1 << 20)
+    whole = environment.store.get_range(key, 0, 1 << 20)
     again = _one_file()
     again.store.put_if_absent(key, whole[:-1] + bytes([whole[-1] ^ 1]))
 
@@ -327,50 +327,50 @@ def test_what_stands_under_the_key_already_is_compared_by_content(part: str) -> 
 class _DecayingBlobs(SimulatedBlobs):
     """The disk damages the file just before it is uploaded."""
 
-    house: House
+    environment: ShardEnvironment
 
     def upload(self, key: str, source: Iterable[Bytes]) -> Stat:
-        self.house.disk.open(self.house.shard.wal.files.all[0].path, writable=True).write_at(b"!", 200)
+        self.environment.disk.open(self.environment.shard.wal.files.all[0].path, writable=True).write_at(b"!", 200)
         return super().upload(key, source)
 
 
 def test_what_is_uploaded_is_what_was_checked() -> None:
     blobs = _DecayingBlobs()
-    blobs.house = _one_file(blobs)
+    blobs.environment = _one_file(blobs)
 
     with pytest.raises(Corrupt, match="not exported"):
-        blobs.house.export()
+        blobs.environment.export()
 
     assert blobs.contents == {}
-    assert blobs.house.catalog().descriptors() == []
+    assert blobs.environment.catalog().descriptors() == []
 
 
 def test_an_object_that_a_late_transaction_may_yet_name_is_not_swept() -> None:
-    house = _one_file()
-    faulty = FaultyMetadata(house.metadata)
+    environment = _one_file()
+    faulty = FaultyMetadata(environment.metadata)
     faulty.inject(MetadataFault.TIME_OUT, count=100)
     with pytest.raises(Indeterminate):
-        house.exporter(catalog=house.catalog(faulty)).export(house.shard.wal.files)
-    house.clock.jump(DAY_MS)
+        environment.exporter(catalog=environment.catalog(faulty)).export(environment.shard.wal.files)
+    environment.clock.jump(DAY_MS)
 
-    swept = house.collect()
+    swept = environment.collect()
     faulty.land()
 
     assert swept == []
-    with history_of(house) as history:
+    with history_of(environment) as history:
         assert stream(history) == expected(0, 10)
 
 
 def test_the_object_of_a_manifest_is_not_swept() -> None:
-    house = _one_file()
-    house.export()
-    [inner] = house.catalog().descriptors()
+    environment = _one_file()
+    environment.export()
+    [inner] = environment.catalog().descriptors()
     manifest = msgspec.structs.replace(
         inner, kind=DescriptorKind.MANIFEST, object_key=f"{TOPIC}_0/manifest-1", content_hash="ef" * 16
     )
-    house.store.put_if_absent(manifest.object_key, b"what it lists")
-    catalog = ShardCatalog(house.metadata, KEYS, TOPIC, manifest=lambda _: [inner], clock=ManualClock())
+    environment.store.put_if_absent(manifest.object_key, b"what it lists")
+    catalog = ShardCatalog(environment.metadata, KEYS, TOPIC, manifest=lambda _: [inner], clock=ManualClock())
     assert catalog.replace(catalog.pieces(), manifest)
-    house.clock.jump(DAY_MS)
+    environment.clock.jump(DAY_MS)
 
-    assert house.collect(house.exporter(catalog=catalog), catalog=catalog) == []
+    assert environment.collect(environment.exporter(catalog=catalog), catalog=catalog) == []

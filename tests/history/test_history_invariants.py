@@ -38,7 +38,7 @@ from forebay.testing.moves import (
     one_epoch_at_a_time,
     replayed,
 )
-from tests.history.house import KEYS, TOPIC, House
+from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment
 
 LOST = Reason.LOST
 
@@ -48,20 +48,20 @@ class _Exported:
 
     def __init__(self) -> None:
         blobs = SimulatedBlobs()
-        self.house = House(blobs=blobs)
+        self.environment = ShardEnvironment(blobs=blobs)
         for _ in range(2):
-            self.house.append(5)
-            self.house.seal()
-        self.house.export()
-        self.house.append(5)
-        self.pieces = self.house.catalog().descriptors()
+            self.environment.append(5)
+            self.environment.seal()
+        self.environment.export()
+        self.environment.append(5)
+        self.pieces = self.environment.catalog().descriptors()
         self.frontier = 10
         self.objects = blobs.contents
-        self.files = self.house.local_files()
+        self.files = self.environment.local_files()
 
     def broken(self, *, floor: int = 0) -> set[str]:
         fetch = from_files({f"/{key}": content for key, content in self.objects.items()}, "")
-        acked = self.house.acked()
+        acked = self.environment.acked()
         return names_of(check_history(acked, self.pieces, self.frontier, fetch, self.files, floor=floor))
 
     def bend(self, place: int, **fields: object) -> None:
@@ -78,7 +78,7 @@ def test_a_true_history_breaks_nothing() -> None:
     exported = _Exported()
 
     assert exported.broken() == set()
-    assert list(references_are_complete(exported.pieces, from_blobs(exported.house.store))) == []
+    assert list(references_are_complete(exported.pieces, from_blobs(exported.environment.store))) == []
 
 
 def test_local_copies_may_go_once_history_has_them() -> None:
@@ -152,7 +152,7 @@ def test_a_record_without_any_copy_is_named_i17() -> None:
     torn = _Exported()
     torn.files = {name: content[:-3] if "000010" in name else content for name, content in torn.files.items()}
     other = _Exported()
-    other.house.appended[12] = b"another"
+    other.environment.appended[12] = b"another"
 
     assert [gone.broken(), torn.broken(), other.broken()] == [{"I17"}] * 3
 

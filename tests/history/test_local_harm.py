@@ -14,8 +14,8 @@ from forebay import Corrupt, Position, Storage, Topic
 from forebay.format.files.segment import index_name
 from forebay.settings import RuntimeSettings
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import TOPIC, WAL, Land, numbers, shard_of, told
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, WAL, Environment, numbers, shard_of, told
 
 Harm: TypeAlias = Callable[[Path], object]
 FILES: Final = 4
@@ -36,9 +36,9 @@ def _flip(path: Path, place: int) -> None:
     path.write_bytes(content)
 
 
-def _without_cache(land: Land) -> Land:
+def _without_cache(environment: Environment) -> Environment:
     wal = msgspec.structs.replace(WAL, cache_bytes_max=0, sync_interval_ms=2_000)
-    return land.with_groups(wal=wal, runtime=RuntimeSettings(maintenance_interval_ms=60_000))
+    return environment.with_groups(wal=wal, runtime=RuntimeSettings(maintenance_interval_ms=60_000))
 
 
 def _fill(log: Storage) -> Topic:
@@ -76,27 +76,29 @@ def _check(topic: Topic) -> None:
 
 
 @pytest.fixture
-def land(tmp_path: Path) -> Land:
-    return _without_cache(rig.shared_fs(tmp_path))
+def environment(tmp_path: Path) -> Environment:
+    return _without_cache(directories.shared_fs(tmp_path))
 
 
 @pytest.mark.parametrize("what", ["segment", "index"])
 @pytest.mark.parametrize("harm", HARMS)
-def test_readers_step_back_to_history(land: Land, harm: str, what: str, ledger: Ledger) -> None:
-    with land.open("A") as log:
+def test_readers_step_back_to_history(environment: Environment, harm: str, what: str, ledger: Ledger) -> None:
+    with environment.open("A") as log:
         topic = _fill(log)
         HARMS[harm](_path(topic, what))
 
         _check(topic)
-        with land.open("A", read_only=True) as beside:
+        with environment.open("A", read_only=True) as beside:
             _check(beside.topic(TOPIC))
-    with land.open("A") as log:
+    with environment.open("A") as log:
         _check(log.topic(TOPIC))
     ledger.count("local files harmed under readers", n=1, of=f"{what} {harm}")
 
 
-def test_each_file_that_is_stepped_over_is_said_once(land: Land, caplog: pytest.LogCaptureFixture) -> None:
-    with land.open("A") as log, caplog.at_level(logging.WARNING):
+def test_each_file_that_is_stepped_over_is_said_once(
+    environment: Environment, caplog: pytest.LogCaptureFixture
+) -> None:
+    with environment.open("A") as log, caplog.at_level(logging.WARNING):
         topic = _fill(log)
         harmed = [Path(index_name(file.path)) for file in shard_of(topic).wal.files.all[:3]]
         for index in harmed:
@@ -111,7 +113,7 @@ def test_each_file_that_is_stepped_over_is_said_once(land: Land, caplog: pytest.
 
 @pytest.mark.parametrize("what", ["segment", "index"])
 def test_what_only_the_lost_file_had_is_an_error_that_says_what_to_do(tmp_path: Path, what: str) -> None:
-    with _without_cache(rig.local(tmp_path)).open("A") as log:
+    with _without_cache(directories.local(tmp_path)).open("A") as log:
         topic = _fill(log)
         _path(topic, what).unlink()
 
@@ -120,8 +122,8 @@ def test_what_only_the_lost_file_had_is_an_error_that_says_what_to_do(tmp_path: 
         assert told(topic.read(20)) == numbers(20, 41)
 
 
-def test_damaged_postings_are_named_with_what_to_do(land: Land) -> None:
-    with land.open("A") as log:
+def test_damaged_postings_are_named_with_what_to_do(environment: Environment) -> None:
+    with environment.open("A") as log:
         topic = _fill(log)
         path = _path(topic, "index")
         _flip(path, path.stat().st_size // 2)

@@ -20,9 +20,9 @@ from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.testing.metadata import Fault
 from forebay.testing.moves import RecordingMetadata
-from tests.history.attached import LOAD, Land, Node, broken, values
-from tests.protocol.ground import TOPIC_ID
-from tests.protocol.world import KEYS
+from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, broken, values
+from tests.protocol.environment import KEYS
+from tests.support.environments.simulated import TOPIC_ID
 
 BROUGHT = {0: values(0, 4)}
 
@@ -96,73 +96,74 @@ def test_an_owner_that_is_overtaken_while_it_changes_the_state_is_fenced() -> No
     assert (stored.state.epoch, stored.state.owner, stored.state.reserved_end) == (epoch + 1, other.session, 0)
 
 
-def _attached() -> tuple[Land, Node]:
+def _attached() -> tuple[LoadEnvironment, LoadOwner]:
     """A load that is attached everywhere, and neither committed nor given up."""
-    land = Land()
-    node = land.node()
+    environment = LoadEnvironment()
+    node = environment.node()
     node.append(count=3)
     node.offer(BROUGHT)
-    inside(node.loads).attach_to(LOAD, land.load(), [node.shard()])
-    return land, node
+    inside(node.loads).attach_to(LOAD, environment.load(), [node.shard()])
+    return environment, node
 
 
 def test_a_load_that_is_given_up_while_it_is_committed_stays_given_up() -> None:
-    land, node = _attached()
-    book = LoadBook(land.inner, "/forebay", ManualClock())
+    environment, node = _attached()
+    book = LoadBook(environment.inner, "/forebay", ManualClock())
 
-    ended = LoadBook(Overtaken(land.inner, lambda: book.give_up(LOAD)), "/forebay", ManualClock()).commit(LOAD)
+    ended = LoadBook(Overtaken(environment.inner, lambda: book.give_up(LOAD)), "/forebay", ManualClock()).commit(LOAD)
 
-    assert ended.status is land.load().status is LoadStatus.ABANDONED
+    assert ended.status is environment.load().status is LoadStatus.ABANDONED
     node.settle()
-    assert broken(land, node, BROUGHT) == []
+    assert broken(environment, node, BROUGHT) == []
 
 
 def test_a_load_that_is_committed_while_it_is_given_up_stays_committed() -> None:
-    land, node = _attached()
-    book = LoadBook(land.inner, "/forebay", ManualClock())
+    environment, node = _attached()
+    book = LoadBook(environment.inner, "/forebay", ManualClock())
 
     with pytest.raises(Conflict, match="is committed"):
-        LoadBook(Overtaken(land.inner, lambda: book.commit(LOAD)), "/forebay", ManualClock()).give_up(LOAD)
+        LoadBook(Overtaken(environment.inner, lambda: book.commit(LOAD)), "/forebay", ManualClock()).give_up(LOAD)
 
-    assert land.load().status is LoadStatus.COMMITTED
-    assert broken(land, node, BROUGHT) == []
+    assert environment.load().status is LoadStatus.COMMITTED
+    assert broken(environment, node, BROUGHT) == []
 
 
 def test_an_attach_that_lands_right_before_it_is_repeated_is_not_forgotten() -> None:
     """The repetition is refused, for what it compares has changed; appends wait until it is known by what."""
-    land = Land()
-    before = land.node()
+    environment = LoadEnvironment()
+    before = environment.node()
     before.append(count=3)
     before.offer(BROUGHT)
     before.close()
     # Two transactions of the attach: the one that is late, and its repetition.
-    held = Overtaken(land.faulty, land.faulty.land, number=10**9)
-    node = land.node(metadata=held)
+    held = Overtaken(environment.faulty, environment.faulty.land, number=10**9)
+    node = environment.node(metadata=held)
     bring_into_history(node.shard())
-    land.faulty.inject(Fault.TIME_OUT)
+    environment.faulty.inject(Fault.TIME_OUT)
     held._left = 1
 
     node.settle()
 
     assert held._left < 0, "it has landed in between"
     assert node.append() == [7]
-    assert broken(land, node, BROUGHT) == []
+    assert broken(environment, node, BROUGHT) == []
 
 
 def test_an_owner_that_is_overtaken_while_it_drops_the_front_of_history_drops_nothing() -> None:
-    land = Land()
-    node = land.node()
+    environment = LoadEnvironment()
+    node = environment.node()
     for _ in range(3):
         node.append()
         bring_into_history(node.shard())
-    epoch, pieces = node.shard().epoch, land.catalog(0).descriptors()
+    epoch, pieces = node.shard().epoch, environment.catalog(0).descriptors()
     node.owner_session.session.close()
-    other = Owner(land.inner.session(10).id, "b")
+    other = Owner(environment.inner.session(10).id, "b")
     late = Overtaken(
-        land.inner, lambda: acquire(land.inner, [Wanted(KEYS.state, TOPIC_ID)], other, clock=ManualClock())
+        environment.inner,
+        lambda: acquire(environment.inner, [Wanted(KEYS.state, TOPIC_ID)], other, clock=ManualClock()),
     )
 
     with pytest.raises((Fenced, Unavailable)):
         RecordedRemovals(ShardCatalog(late, KEYS, TOPIC_ID, clock=ManualClock())).drop_below(epoch, 2)
 
-    assert land.catalog(0).descriptors() == pieces
+    assert environment.catalog(0).descriptors() == pieces

@@ -27,9 +27,9 @@ from forebay.settings import MIB, MetadataSettings
 from forebay.testing.catalogs import check_history, from_blobs, keys_of
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import RecordingMetadata
-from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger
 from tests.support import servers
+from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment
 from tests.support.etcd import Cluster, running
 from tests.support.ports import free_ports
 from tests.support.servers import Server, s3_settings
@@ -68,7 +68,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     bucket.kill()
 
 
-class Large(House):
+class Large(ShardEnvironment):
     """A shard of large records, so that its objects go up in parts and come down in several ranges."""
 
     def append(self, count: int) -> None:
@@ -88,11 +88,11 @@ class Large(House):
 
 
 def large(store: BlobStore, files: int, records: int) -> Large:
-    house = Large(blobs=store)
+    environment = Large(blobs=store)
     for _ in range(files):
-        house.append(records)
-        house.seal()
-    return house
+        environment.append(records)
+        environment.seal()
+    return environment
 
 
 def pages(history: History, offset: int) -> Iterator[tuple[int, bytes | None]]:
@@ -105,16 +105,16 @@ def pages(history: History, offset: int) -> Iterator[tuple[int, bytes | None]]:
 
 
 @contextlib.contextmanager
-def history_of(house: House, catalog: ShardCatalog | None = None) -> Iterator[History]:
-    objects = Objects(house.store, read_ahead_bytes=4 * MIB)
+def history_of(environment: ShardEnvironment, catalog: ShardCatalog | None = None) -> Iterator[History]:
+    objects = Objects(environment.store, read_ahead_bytes=4 * MIB)
     try:
-        yield History(catalog or house.catalog(), objects.segment)
+        yield History(catalog or environment.catalog(), objects.segment)
     finally:
         objects.close()
 
 
-def everything(house: House, catalog: ShardCatalog | None = None) -> dict[int, bytes | None]:
-    with history_of(house, catalog) as history:
+def everything(environment: ShardEnvironment, catalog: ShardCatalog | None = None) -> dict[int, bytes | None]:
+    with history_of(environment, catalog) as history:
         return dict(pages(history, 0))
 
 
@@ -122,8 +122,8 @@ def everything(house: House, catalog: ShardCatalog | None = None) -> dict[int, b
 def test_a_server_killed_in_mid_upload_costs_an_export_and_nothing_else(
     piece: int, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
 ) -> None:
-    house = large(bucket.store(f"upload-{piece}"), files=2, records=12)
-    upload, armed = house.store.upload, [piece + 12]
+    environment = large(bucket.store(f"upload-{piece}"), files=2, records=12)
+    upload, armed = environment.store.upload, [piece + 12]
 
     def breaking(key: str, source: Iterable[Bytes]) -> Stat:
         def pieces() -> Iterator[Bytes]:
@@ -137,32 +137,32 @@ def test_a_server_killed_in_mid_upload_costs_an_export_and_nothing_else(
 
         return upload(key, pieces())
 
-    monkeypatch.setattr(house.store, "upload", breaking)
-    exporter = house.exporter()
+    monkeypatch.setattr(environment.store, "upload", breaking)
+    exporter = environment.exporter()
 
     with pytest.raises((Unavailable, Indeterminate), match=r"s3://.*\.seg"):
-        exporter.export(house.shard.wal.files)
-    house.append(3)
-    house.seal()
+        exporter.export(environment.shard.wal.files)
+    environment.append(3)
+    environment.seal()
     assert not armed
-    assert house.catalog().frontier().next == 12
+    assert environment.catalog().frontier().next == 12
     bucket.start()
-    assert house.flaws() == []
+    assert environment.flaws() == []
 
-    exporter.export(house.shard.wal.files)
+    exporter.export(environment.shard.wal.files)
 
-    assert house.flaws() == []
-    assert everything(house) == house.appended and len(house.appended) == 27
-    assert house.keys() == keys_of(house.catalog().descriptors())
+    assert environment.flaws() == []
+    assert everything(environment) == environment.appended and len(environment.appended) == 27
+    assert environment.keys() == keys_of(environment.catalog().descriptors())
     ledger.count("servers killed", server="S3", moment="upload")
 
 
 def test_a_reader_whose_server_is_killed_goes_on_at_the_same_record(bucket: Bucket, ledger: Ledger) -> None:
-    house = large(bucket.store("read"), files=2, records=12)
-    house.export()
+    environment = large(bucket.store("read"), files=2, records=12)
+    environment.export()
     seen: list[tuple[int, bytes | None]] = []
 
-    with history_of(house) as history:
+    with history_of(environment) as history:
         reader = pages(history, 0)
         seen += [next(reader) for _ in range(4)]
         bucket.kill()
@@ -175,31 +175,31 @@ def test_a_reader_whose_server_is_killed_goes_on_at_the_same_record(bucket: Buck
         seen.extend(pages(history, stood_at))
 
     assert 4 <= stood_at < 24
-    assert seen == list(house.appended.items())
+    assert seen == list(environment.appended.items())
     ledger.count("servers killed", server="S3", moment="read")
 
 
 def test_while_the_store_is_away_appends_go_on_and_later_everything_is_exported(bucket: Bucket, ledger: Ledger) -> None:
-    house = large(bucket.store("away"), files=1, records=2)
-    exporter = house.exporter()
-    files = house.shard.wal.files
+    environment = large(bucket.store("away"), files=1, records=2)
+    exporter = environment.exporter()
+    files = environment.shard.wal.files
     exporter.export(files)
 
     bucket.kill()
     for attempt in range(1, 4):
-        house.append(2)
-        house.seal()
+        environment.append(2)
+        environment.seal()
         with pytest.raises(Unavailable, match="s3://"):
             exporter.export(files)
         assert exporter.lag(files).files == attempt
-    assert house.catalog().frontier().next == 2
+    assert environment.catalog().frontier().next == 2
     bucket.start()
 
     assert exporter.export(files) == 3
     assert exporter.lag(files).files == 0
-    assert house.flaws() == []
-    assert everything(house) == house.appended and len(house.appended) == 8
-    assert house.keys() == keys_of(house.catalog().descriptors())
+    assert environment.flaws() == []
+    assert everything(environment) == environment.appended and len(environment.appended) == 8
+    assert environment.keys() == keys_of(environment.catalog().descriptors())
     ledger.count("servers killed", server="S3", moment="between")
 
 
@@ -235,27 +235,31 @@ def etcd_of(cluster: Cluster) -> Iterator[EtcdMetadata]:
 
 
 def test_a_leader_killed_in_mid_transaction_leaves_the_catalog_whole(tmp_path: Path, ledger: Ledger) -> None:
-    house = House()
+    environment = ShardEnvironment()
     with running(tmp_path, 3) as cluster, etcd_of(cluster) as etcd:
         etcd.transaction([], [Put(KEYS.state, encode_value(ShardState(incarnation=TOPIC, epoch=1)))])
         deadly = Deadly(etcd, cluster)
-        exporter = house.exporter(catalog=house.catalog(deadly))
+        exporter = environment.exporter(catalog=environment.catalog(deadly))
         for delay in KILL_AFTER_S:
-            house.append(10)
-            house.seal()
+            environment.append(10)
+            environment.seal()
             deadly.delays.append(delay)
             with contextlib.suppress(Unavailable, Indeterminate):
-                exporter.export(house.shard.wal.files)
+                exporter.export(environment.shard.wal.files)
             assert deadly.delays == []
             cluster.start_all()
-            exporter.export(house.shard.wal.files)
+            exporter.export(environment.shard.wal.files)
             ledger.count("servers killed", server="etcd", moment="transaction")
 
-        catalog = house.catalog(etcd)
+        catalog = environment.catalog(etcd)
         pieces = catalog.descriptors()
         flaws = check_history(
-            house.acked(), pieces, catalog.frontier().next, from_blobs(house.store), house.local_files()
+            environment.acked(),
+            pieces,
+            catalog.frontier().next,
+            from_blobs(environment.store),
+            environment.local_files(),
         )
         assert flaws == []
         assert [piece.end for piece in pieces] == [10, 20, 30, 40]
-        assert everything(house, catalog) == house.appended
+        assert everything(environment, catalog) == environment.appended

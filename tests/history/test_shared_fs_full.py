@@ -12,8 +12,8 @@ from forebay.testing.catalogs import check_history, from_blobs, keys_of
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import ROOMY, SimulatedDisk
 from forebay.testing.faults import PlannedFault, plan_faults
-from tests.history.house import House, expected, history_of, stream
 from tests.ledger import Ledger
+from tests.support.environments.shard import ShardEnvironment, expected, history_of, stream
 
 
 class Shared:
@@ -22,42 +22,44 @@ class Shared:
     def __init__(self) -> None:
         self.disk = SimulatedDisk(directories=["/shared"])
         clock = ManualClock(seed=1)
-        self.house = House(blobs=DirectoryStore("/shared", disk=self.disk, clock=clock).open(), clock=clock)
+        self.environment = ShardEnvironment(
+            blobs=DirectoryStore("/shared", disk=self.disk, clock=clock).open(), clock=clock
+        )
         for _ in range(2):
-            self.house.append(10)
-            self.house.seal()
-        self.exporter = self.house.exporter()
+            self.environment.append(10)
+            self.environment.seal()
+        self.exporter = self.environment.exporter()
 
     def export(self) -> int:
-        return self.exporter.export(self.house.shard.wal.files)
+        return self.exporter.export(self.environment.shard.wal.files)
 
     def is_whole(self) -> bool:
-        catalog = self.house.catalog()
+        catalog = self.environment.catalog()
         flaws = check_history(
-            self.house.acked(),
+            self.environment.acked(),
             catalog.descriptors(),
             catalog.frontier().next,
-            from_blobs(self.house.store),
-            self.house.local_files(),
+            from_blobs(self.environment.store),
+            self.environment.local_files(),
         )
         return flaws == []
 
     def goes_on(self) -> None:
         """Appends go on while there is no room; with room again all of it becomes history, and nothing else stays."""
         assert self.is_whole()
-        self.house.append(5)
-        self.house.seal()
+        self.environment.append(5)
+        self.environment.seal()
         self.disk.heal()
         self.disk.free = ROOMY
 
         self.export()
 
         assert self.is_whole()
-        with history_of(self.house) as history:
+        with history_of(self.environment) as history:
             assert stream(history) == expected(0, 25)
-        assert self.house.keys() == keys_of(self.house.catalog().descriptors())
-        self.house.clock.jump(10_000)
-        self.house.store.abort_stale_uploads(1)
+        assert self.environment.keys() == keys_of(self.environment.catalog().descriptors())
+        self.environment.clock.jump(10_000)
+        self.environment.store.abort_stale_uploads(1)
         assert self.disk.list_directory(f"/shared/{UPLOADS}") == []
 
 

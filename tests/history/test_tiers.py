@@ -17,8 +17,18 @@ from forebay.format.metadata.value import encode_value
 from forebay.metadata import Put
 from forebay.settings import RetentionSettings
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import TOPIC, WAL, Land, keys_of, metadata_of, numbers, pieces_of, shard_of, told
+from tests.support.environments import directories
+from tests.support.environments.directories import (
+    TOPIC,
+    WAL,
+    Environment,
+    keys_of,
+    metadata_of,
+    numbers,
+    pieces_of,
+    shard_of,
+    told,
+)
 from tests.support.soak import SOAK
 from tests.support.waiting import PATIENCE, until
 
@@ -29,13 +39,13 @@ NOTHING_KEPT: Final = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
 
 
 @pytest.fixture
-def land(tmp_path: Path) -> Land:
-    return rig.shared_fs(tmp_path, wal=SMALL, retention=NOTHING_KEPT)
+def environment(tmp_path: Path) -> Environment:
+    return directories.shared_fs(tmp_path, wal=SMALL, retention=NOTHING_KEPT)
 
 
 @pytest.fixture
-def log(land: Land) -> Iterator[Storage]:
-    with land.open("A") as log:
+def log(environment: Environment) -> Iterator[Storage]:
+    with environment.open("A") as log:
         yield log
 
 
@@ -93,12 +103,12 @@ def test_a_time_is_found_in_whichever_tier_it_lies(log: Storage) -> None:
     assert shard_of(topic).wal.files.begins == 40
 
 
-def test_what_left_the_disk_is_read_after_a_restart(land: Land) -> None:
-    with land.open("A") as log:
+def test_what_left_the_disk_is_read_after_a_restart(environment: Environment) -> None:
+    with environment.open("A") as log:
         topic = log.create_topic(TOPIC)
         fill(log, topic, files=3)
         assert shard_of(topic).history.retain() == 3
-    with land.open("A") as log:
+    with environment.open("A") as log:
         topic = log.topic(TOPIC)
         assert topic.recovery().clean
         assert topic.recovery().damage == ()
@@ -107,29 +117,29 @@ def test_what_left_the_disk_is_read_after_a_restart(land: Land) -> None:
         assert told(topic.read(EARLIEST)) == numbers(0, 45)
 
 
-def test_files_that_another_caller_reads_are_kept_for_a_while(land: Land) -> None:
+def test_files_that_another_caller_reads_are_kept_for_a_while(environment: Environment) -> None:
     without_cache = msgspec.structs.replace(SMALL, cache_bytes_max=0)
     patient = RetentionSettings(time_s=0, bytes_max=0, grace_s=3600)
-    with land.open("A", retention=patient, wal=without_cache) as log:
+    with environment.open("A", retention=patient, wal=without_cache) as log:
         topic = log.create_topic(TOPIC)
         fill(log, topic, files=3)
         assert told(topic.read(10, stop=12)) == numbers(10, 12)
         assert shard_of(topic).history.retain() == 1, "only what lies before the one that is read"
         assert told(topic.read()) == numbers(0, 40)
-    with land.open("A") as log:
+    with environment.open("A") as log:
         topic = log.topic(TOPIC)
         topic.offsets()
         assert shard_of(topic).history.retain() >= 2, "no reader has them open now"
         assert told(topic.read()) == numbers(0, 40)
 
 
-def test_what_is_not_in_the_store_never_leaves_the_disk(log: Storage, land: Land) -> None:
+def test_what_is_not_in_the_store_never_leaves_the_disk(log: Storage, environment: Environment) -> None:
     topic = log.create_topic(TOPIC)
     fill(log, topic, files=2)
     topic.rotate()
     shard_of(topic).upkeep.seal_rotated()
     append(topic, 10)
-    oldest = land.root / "store" / pieces_of(log, topic)[0].object_key
+    oldest = environment.root / "store" / pieces_of(log, topic)[0].object_key
     held = oldest.read_bytes()
     oldest.unlink()
 
@@ -143,10 +153,10 @@ def test_what_is_not_in_the_store_never_leaves_the_disk(log: Storage, land: Land
     assert shard_of(topic).wal.files.begins == 0
 
 
-def test_what_the_store_has_without_its_index_never_leaves_the_disk(log: Storage, land: Land) -> None:
+def test_what_the_store_has_without_its_index_never_leaves_the_disk(log: Storage, environment: Environment) -> None:
     topic = log.create_topic(TOPIC)
     fill(log, topic, files=2)
-    index = land.root / "store" / index_name(pieces_of(log, topic)[0].object_key)
+    index = environment.root / "store" / index_name(pieces_of(log, topic)[0].object_key)
     held = index.read_bytes()
     for harm in (index.unlink, lambda: index.write_bytes(held[:-1])):
         harm()
@@ -192,10 +202,12 @@ def test_a_follower_at_the_head_goes_on_through_a_seal_and_its_taking_back(log: 
     assert seen == [*numbers(0, 5), (5, b"5")]
 
 
-def test_a_reader_beside_the_owner_finds_in_the_store_what_left_the_disk(land: Land, log: Storage) -> None:
+def test_a_reader_beside_the_owner_finds_in_the_store_what_left_the_disk(
+    environment: Environment, log: Storage
+) -> None:
     topic = log.create_topic(TOPIC)
     fill(log, topic, files=3)
-    with land.open("A", read_only=True) as beside:
+    with environment.open("A", read_only=True) as beside:
         seen = beside.topic(TOPIC)
         stream = seen.follow(0, timeout=0)
         first = [next(stream) for _ in range(12)]
@@ -275,10 +287,12 @@ def read_again_and_again(topic: Topic, traffic: Traffic) -> int:
 
 @pytest.mark.slow
 @pytest.mark.proves("I7")
-def test_no_reader_skips_or_repeats_while_files_come_and_go(land: Land, log: Storage, ledger: Ledger) -> None:
+def test_no_reader_skips_or_repeats_while_files_come_and_go(
+    environment: Environment, log: Storage, ledger: Ledger
+) -> None:
     topic = log.create_topic(TOPIC)
     traffic = Traffic(log, topic)
-    with land.open("A", read_only=True) as beside, ThreadPoolExecutor(8) as threads:
+    with environment.open("A", read_only=True) as beside, ThreadPoolExecutor(8) as threads:
         topic.append_many([])
         readers: list[Callable[[], int]] = [
             lambda: followed(topic),

@@ -9,7 +9,7 @@ import pytest
 import forebay
 from forebay import Closed, Invalid, Moved, UnknownTopic, Unsupported
 from forebay.inspection import Action, Severity
-from tests.cli.house import TOPIC, House
+from tests.cli.environment import TOPIC, CommandEnvironment
 from tests.cli.rig import filled, flip, snapshot
 from tests.cli.test_salvage import _killed_owner
 from tests.ledger import Ledger
@@ -101,16 +101,16 @@ def test_a_topic_that_is_not_there_is_refused_by_name(tmp_path: Path, call: obje
 
 @pytest.mark.slow
 def test_lost_records_are_salvaged_once_by_the_log_that_has_the_topic(tmp_path: Path, ledger: Ledger) -> None:
-    house = House(tmp_path)
-    _killed_owner(house, exported=10, appended=30)
+    environment = CommandEnvironment(tmp_path)
+    _killed_owner(environment, exported=10, appended=30)
     ledger.count("kills", figure="owner before a take-over")
-    with house.open("b") as log:
+    with environment.open("b") as log:
         log.topic(TOPIC).append(b"first of b")
 
-        [would] = forebay.salvage(log, TOPIC, source=house.root / "a", dry_run=True)
-        [done] = forebay.salvage(log, TOPIC, source=house.root / "a")
-        [again] = forebay.salvage(log, TOPIC, source=house.root / "a")
-        [apart] = forebay.salvage(log, log.topic(TOPIC).spec.name, source=house.root / "a", into="shop/rescued")
+        [would] = forebay.salvage(log, TOPIC, source=environment.root / "a", dry_run=True)
+        [done] = forebay.salvage(log, TOPIC, source=environment.root / "a")
+        [again] = forebay.salvage(log, TOPIC, source=environment.root / "a")
+        [apart] = forebay.salvage(log, log.topic(TOPIC).spec.name, source=environment.root / "a", into="shop/rescued")
 
         assert (would.copied, would.present, would.into) == (20, 0, TOPIC)
         assert [(item.start, item.stop, item.lost) for item in would.files] == [(0, 10, 0), (10, 30, 20)]
@@ -131,9 +131,9 @@ def test_a_log_in_memory_has_nothing_to_salvage() -> None:
 
 @pytest.mark.parametrize("mode", ["shared_fs", "local"])
 def test_a_topic_moves_to_another_directory_and_back(tmp_path: Path, mode: str) -> None:
-    house = House(tmp_path, mode)
+    environment = CommandEnvironment(tmp_path, mode)
     steps: list[int] = []
-    with house.open("a") as log:
+    with environment.open("a") as log:
         topic = log.create_topic(TOPIC, partitions=2)
         topic.append_many([b"0", b"1"], partition=0)
         topic.append(b"x", partition=1)
@@ -147,17 +147,17 @@ def test_a_topic_moves_to_another_directory_and_back(tmp_path: Path, mode: str) 
             topic.append(b"2", partition=0)
         again = forebay.move_topic(log, TOPIC, tmp_path / "b")
         assert (again.next_offsets, again.is_taken, again.seconds) == ((None, None), True, None)
-    with house.open("b") as log:
+    with environment.open("b") as log:
         assert log.topic(TOPIC).append(b"2", partition=0) == 2
         back = forebay.move_topic(log, TOPIC, tmp_path / "a")
         assert (back.next_offsets, back.is_taken) == ((3, 1), True)
-    with house.open("a") as log:
+    with environment.open("a") as log:
         assert [record.value for record in log.topic(TOPIC).read(partition=0)] == [b"0", b"1", b"2"]
 
 
 def test_a_move_that_cannot_end_well_changes_nothing(tmp_path: Path) -> None:
-    house = House(tmp_path, "shared_fs")
-    with house.open("a") as log:
+    environment = CommandEnvironment(tmp_path, "shared_fs")
+    with environment.open("a") as log:
         topic = log.create_topic(TOPIC)
         topic.append(b"0")
 
@@ -173,11 +173,11 @@ def test_a_move_that_cannot_end_well_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_move_by_a_log_that_cannot_seal_makes_no_directory(tmp_path: Path) -> None:
-    house = House(tmp_path, "shared_fs")
-    with house.open("a") as log:
+    environment = CommandEnvironment(tmp_path, "shared_fs")
+    with environment.open("a") as log:
         log.create_topic(TOPIC).append(b"0")
         for path in (tmp_path / "a", None):
-            reading = forebay.open(path, house.settings, read_only=True)
+            reading = forebay.open(path, environment.settings, read_only=True)
             with reading, pytest.raises(Unsupported, match="opened read-only"):
                 forebay.move_topic(reading, TOPIC, tmp_path / "b")
         with pytest.raises(Invalid, match="no directory that a topic could move to"):
@@ -189,10 +189,10 @@ def test_a_move_by_a_log_that_cannot_seal_makes_no_directory(tmp_path: Path) -> 
 
 
 def test_a_log_without_a_directory_is_not_said_to_be_in_memory(tmp_path: Path) -> None:
-    house = House(tmp_path, "shared_fs")
-    with house.open("a") as log:
+    environment = CommandEnvironment(tmp_path, "shared_fs")
+    with environment.open("a") as log:
         log.create_topic(TOPIC).append(b"0")
 
-    reading = forebay.open(None, house.settings, read_only=True)
+    reading = forebay.open(None, environment.settings, read_only=True)
     with reading, pytest.raises(Unsupported, match="has no data directory"):
         forebay.salvage(reading, TOPIC)

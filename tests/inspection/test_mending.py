@@ -34,8 +34,8 @@ from forebay.testing.crashes import explore
 from forebay.testing.faults import Match
 from forebay.testing.invariants import names_follow_bytes
 from forebay.topics import TopicName, TopicSpec
-from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House
 from tests.ledger import Ledger
+from tests.support.environments.shard import DIRECTORY, KEYS, SETTINGS, TOPIC, ShardEnvironment
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
@@ -47,35 +47,35 @@ STRIDE: Final = 1 if SOAK else 7
 PLACE: Final = ExpectedShard(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
 
 
-def _house(*, seed: int = 1) -> House:
+def _environment(*, seed: int = 1) -> ShardEnvironment:
     """Three exported files and an active one, closed in order; another seed gives the same records in other bytes."""
-    house = House(clock=ManualClock(seed=seed))
+    environment = ShardEnvironment(clock=ManualClock(seed=seed))
     for _ in range(3):
-        house.append(20)
-        house.seal()
-    house.append(5)
-    house.export()
-    house.shard.upkeep.close()
-    house.disk.sync_filesystem("/data")
-    return house
+        environment.append(20)
+        environment.seal()
+    environment.append(5)
+    environment.export()
+    environment.shard.upkeep.close()
+    environment.disk.sync_filesystem("/data")
+    return environment
 
 
 @contextlib.contextmanager
-def _history(house: House, disk: Disk) -> Iterator[HistoryPlaces]:
-    stores = Stores(LogDirectory("/data", Marker(FORMAT, "me"), None), ANYWHERE, disk=disk, clock=house.clock)
+def _history(environment: ShardEnvironment, disk: Disk) -> Iterator[HistoryPlaces]:
+    stores = Stores(LogDirectory("/data", Marker(FORMAT, "me"), None), ANYWHERE, disk=disk, clock=environment.clock)
     with contextlib.closing(stores):
-        found = HistoryPlaces.of(PLACE, house.metadata, stores, KEYS.prefix)
+        found = HistoryPlaces.of(PLACE, environment.metadata, stores, KEYS.prefix)
         assert found is not None
         yield found
 
 
-def _repair(house: House, disk: Disk) -> list[Step]:
-    with _history(house, disk) as history:
-        return repair_shard(PLACE, SETTINGS, disk=disk, clock=house.clock, apply=True, history=history)
+def _repair(environment: ShardEnvironment, disk: Disk) -> list[Step]:
+    with _history(environment, disk) as history:
+        return repair_shard(PLACE, SETTINGS, disk=disk, clock=environment.clock, apply=True, history=history)
 
 
-def _wrong(house: House, disk: Disk) -> list[str]:
-    with _history(house, disk) as history:
+def _wrong(environment: ShardEnvironment, disk: Disk) -> list[str]:
+    with _history(environment, disk) as history:
         report = verify_shard(disk, PLACE, None, owned=False, history=history)
     return [] if report.is_clean else [str(finding) for finding in report.findings]
 
@@ -115,48 +115,50 @@ HARMS: Final[list[Callable[[Disk, str], None]]] = [_flip, _flip_both, _lose]
 def test_a_mending_cut_short_anywhere_is_finished_by_the_next(
     harm: Callable[[Disk, str], None], side: str, ledger: Ledger
 ) -> None:
-    house = _house()
-    sound = _content(house.disk)
-    harm(house.disk, LOCAL if side == "local" else f"/store/{house.catalog().descriptors()[1].object_key}")
-    house.disk.sync_filesystem("/data")
-    begun = len(house.disk.trace)
-    assert any(step.done for step in _repair(house, house.disk))
-    assert list(names_follow_bytes(house.disk.trace)) == []
+    environment = _environment()
+    sound = _content(environment.disk)
+    harm(environment.disk, LOCAL if side == "local" else f"/store/{environment.catalog().descriptors()[1].object_key}")
+    environment.disk.sync_filesystem("/data")
+    begun = len(environment.disk.trace)
+    assert any(step.done for step in _repair(environment, environment.disk))
+    assert list(names_follow_bytes(environment.disk.trace)) == []
 
-    for state in explore(house.disk.trace, range(begun, len(house.disk.trace) + 1), states_max=3, names_max=4):
+    for state in explore(
+        environment.disk.trace, range(begun, len(environment.disk.trace) + 1), states_max=3, names_max=4
+    ):
         disk = state.disk()
-        steps = _repair(house, disk)
+        steps = _repair(environment, disk)
         ledger.count("interrupted mendings", side=side)
 
         assert all(step.action in CHANGES or step.action == "leave" for step in steps), str(state)
-        assert _wrong(house, disk) == [], str(state)
+        assert _wrong(environment, disk) == [], str(state)
         assert _content(disk) == sound, str(state)
-        assert not any(step.action in CHANGES for step in _repair(house, disk))
+        assert not any(step.action in CHANGES for step in _repair(environment, disk))
 
 
-def _harmed() -> House:
+def _harmed() -> ShardEnvironment:
     """One piece is damaged here, another is missing in the store."""
-    house = _house()
-    _flip(house.disk, LOCAL)
-    house.disk.unlink(f"/store/{house.catalog().descriptors()[2].object_key}")
-    return house
+    environment = _environment()
+    _flip(environment.disk, LOCAL)
+    environment.disk.unlink(f"/store/{environment.catalog().descriptors()[2].object_key}")
+    return environment
 
 
 def test_a_disk_that_fails_while_mending_leaves_both_sides_as_sound_as_they_were(ledger: Ledger) -> None:
-    sound = _content(_house().disk)
+    sound = _content(_environment().disk)
     whole = _harmed()
     begun = whole.disk.calls_reached
     _repair(whole, whole.disk)
     for call in range(begun, whole.disk.calls_reached, STRIDE):
-        house = _harmed()
-        house.disk.fail_when(_from(call), errno.EIO, times=None)
+        environment = _harmed()
+        environment.disk.fail_when(_from(call), errno.EIO, times=None)
         with contextlib.suppress(OSError):
-            _repair(house, house.disk)
-        house.disk.heal()
+            _repair(environment, environment.disk)
+        environment.disk.heal()
 
-        _repair(house, house.disk)
+        _repair(environment, environment.disk)
 
-        assert _content(house.disk) == sound and _wrong(house, house.disk) == []
+        assert _content(environment.disk) == sound and _wrong(environment, environment.disk) == []
         ledger.count("mendings on a failing disk")
 
 
@@ -165,218 +167,222 @@ def _from(first: int) -> Match:
 
 
 def test_an_object_that_is_harmed_after_it_was_examined_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = _house()
-    _flip(house.disk, LOCAL)
-    harmed = _content(house.disk)
-    remote = f"/store/{house.catalog().descriptors()[1].object_key}"
+    environment = _environment()
+    _flip(environment.disk, LOCAL)
+    harmed = _content(environment.disk)
+    remote = f"/store/{environment.catalog().descriptors()[1].object_key}"
     examined = HistoryMending.plan
 
     def harm(mending: HistoryMending) -> Iterator[Any]:
         plan = list(examined(mending))
-        _flip(house.disk, remote)
+        _flip(environment.disk, remote)
         return iter(plan)
 
     monkeypatch.setattr(HistoryMending, "plan", harm)
-    with _history(house, house.disk) as history:
-        steps = HistoryMending(PLACE, history, disk=house.disk, on_bytes=None).run(apply=True).steps
-    _flip(house.disk, remote)
+    with _history(environment, environment.disk) as history:
+        steps = HistoryMending(PLACE, history, disk=environment.disk, on_bytes=None).run(apply=True).steps
+    _flip(environment.disk, remote)
 
     assert [step.action for step in steps] == ["cannot repair"] and "not what was catalogued" in steps[0].why
-    assert _content(house.disk) == harmed
+    assert _content(environment.disk) == harmed
 
 
 def test_two_whole_copies_that_differ_are_left_to_a_person() -> None:
-    house, other = _house(), _house(seed=2)
+    environment, other = _environment(), _environment(seed=2)
     for path in (LOCAL, index_name(LOCAL)):
         with contextlib.closing(other.disk.open(path)) as file:
-            replace_file(house.disk, path, file.read_at(file.size(), 0))
-    before = _content(house.disk)
+            replace_file(environment.disk, path, file.read_at(file.size(), 0))
+    before = _content(environment.disk)
 
-    (wrong,) = _wrong(house, house.disk)
-    (step,) = _repair(house, house.disk)
+    (wrong,) = _wrong(environment, environment.disk)
+    (step,) = _repair(environment, environment.disk)
 
     assert "differs from" in wrong and "offsets [20, 40)" in wrong
     assert step.action == "cannot repair" and step.offsets == (20, 40)
-    assert _content(house.disk) == before
+    assert _content(environment.disk) == before
 
 
 def test_a_damaged_file_whose_index_speaks_of_other_content_is_left_to_a_person() -> None:
-    house, other = _house(), _house(seed=2)
+    environment, other = _environment(), _environment(seed=2)
     with contextlib.closing(other.disk.open(index_name(LOCAL))) as file:
-        replace_file(house.disk, index_name(LOCAL), file.read_at(file.size(), 0))
-    _flip(house.disk, LOCAL)
-    before = _content(house.disk)
+        replace_file(environment.disk, index_name(LOCAL), file.read_at(file.size(), 0))
+    _flip(environment.disk, LOCAL)
+    before = _content(environment.disk)
 
-    steps = _repair(house, house.disk)
+    steps = _repair(environment, environment.disk)
 
     assert {step.action for step in steps} == {"cannot repair"} and "other content" in steps[0].why
-    assert _content(house.disk) == before
+    assert _content(environment.disk) == before
 
 
 def test_an_index_object_that_is_whole_and_does_not_fit_is_rebuilt() -> None:
-    house = _house()
-    sound = _content(house.disk)
-    path = f"/store/{index_name(house.catalog().descriptors()[1].object_key)}"
+    environment = _environment()
+    sound = _content(environment.disk)
+    path = f"/store/{index_name(environment.catalog().descriptors()[1].object_key)}"
     decoded = decode_index(sound[path])
     assert isinstance(decoded, tuple)
     footer, entries, gaps = decoded
     entries = entries.copy()
     entries["time_max"][0] += 1
-    replace_file(house.disk, path, encode_index(footer, entries, gaps))
+    replace_file(environment.disk, path, encode_index(footer, entries, gaps))
 
-    (wrong,) = _wrong(house, house.disk)
-    _repair(house, house.disk)
+    (wrong,) = _wrong(environment, environment.disk)
+    _repair(environment, environment.disk)
 
     assert "does not fit" in wrong and "forebay repair" in wrong
-    assert _content(house.disk) == sound
+    assert _content(environment.disk) == sound
 
 
 @pytest.mark.parametrize("attached", [True, False])
 def test_what_the_log_leaves_to_the_history_must_be_there(*, attached: bool) -> None:
-    house = House()
-    house.append(20)
-    house.seal()
-    house.export()
+    environment = ShardEnvironment()
+    environment.append(20)
+    environment.seal()
+    environment.export()
     if attached:
-        _loaded(house)
-    house.shard.wal.skip_to_history(34)
-    house.append(5)
-    house.shard.upkeep.close()
+        _loaded(environment)
+    environment.shard.wal.skip_to_history(34)
+    environment.append(5)
+    environment.shard.upkeep.close()
 
-    wrong = _wrong(house, house.disk)
+    wrong = _wrong(environment, environment.disk)
 
     assert [("offsets [20, 34)" in what and "leaves these offsets" in what) for what in wrong] == [True] * (
         not attached
     )
 
 
-def _loaded(house: House) -> None:
+def _loaded(environment: ShardEnvironment) -> None:
     """A bulk load of two segments at the end of history, at other offsets than its bytes say."""
     place = LoadPlace("load", TOPIC, 0)
     segments = []
     for token in ("a", "b"):
         columns = encode_columns(Columns(values=[b"load %s" % token.encode()] * 7, timestamps=[5] * 7))
-        segment = write_segment(house.store, place, token, [columns], clock=house.clock)
+        segment = write_segment(environment.store, place, token, [columns], clock=environment.clock)
         assert segment is not None
         segments.append((0, segment))
-    start = house.catalog().frontier().next
+    start = environment.catalog().frontier().next
     manifest = manifest_of("load", TOPIC, segments)
-    house.catalog().extend(1, descriptors_of(manifest, 0, start, epoch=1, store="directory", leader="me", created_at=0))
+    environment.catalog().extend(
+        1, descriptors_of(manifest, 0, start, epoch=1, store="directory", leader="me", created_at=0)
+    )
 
 
 def test_segments_of_a_load_are_examined_at_the_offsets_they_were_given() -> None:
-    house = _house()
-    _loaded(house)
-    assert _wrong(house, house.disk) == []
-    loaded = house.catalog().descriptors()[-1]
+    environment = _environment()
+    _loaded(environment)
+    assert _wrong(environment, environment.disk) == []
+    loaded = environment.catalog().descriptors()[-1]
     path = f"/store/{index_name(loaded.object_key)}"
-    with contextlib.closing(house.disk.open(path)) as file:
+    with contextlib.closing(environment.disk.open(path)) as file:
         index = file.read_at(file.size(), 0)
-    house.disk.unlink(path)
+    environment.disk.unlink(path)
 
-    assert any("index object is missing" in what for what in _wrong(house, house.disk))
-    _repair(house, house.disk)
-    assert _wrong(house, house.disk) == []
-    with contextlib.closing(house.disk.open(path)) as file:
+    assert any("index object is missing" in what for what in _wrong(environment, environment.disk))
+    _repair(environment, environment.disk)
+    assert _wrong(environment, environment.disk) == []
+    with contextlib.closing(environment.disk.open(path)) as file:
         assert file.read_at(file.size(), 0) == index
 
-    _flip(house.disk, f"/store/{loaded.object_key}")
-    assert any("[67, 74)" in what and "backup" in what for what in _wrong(house, house.disk))
-    assert [step.action for step in _repair(house, house.disk)] == ["cannot repair"]
+    _flip(environment.disk, f"/store/{loaded.object_key}")
+    assert any("[67, 74)" in what and "backup" in what for what in _wrong(environment, environment.disk))
+    assert [step.action for step in _repair(environment, environment.disk)] == ["cannot repair"]
 
 
-def _listed(house: House, **changes: object) -> str:
+def _listed(environment: ShardEnvironment, **changes: object) -> str:
     """The first two pieces, with these changes, as one manifest; its object."""
-    pieces = house.catalog().pieces()[:2]
+    pieces = environment.catalog().pieces()[:2]
     manifest = manifests.write(
-        house.store,
+        environment.store,
         f"{TOPIC}_0/",
         [msgspec.structs.replace(piece.descriptor, **changes) for piece in pieces],
         store_name="directory",
         created_at=0,
     )
-    assert house.catalog().replace(pieces, msgspec.structs.replace(manifest, load_id="of a load"))
+    assert environment.catalog().replace(pieces, msgspec.structs.replace(manifest, load_id="of a load"))
     return f"/store/{manifest.object_key}"
 
 
 def test_what_a_manifest_lists_is_examined_and_mended_too() -> None:
-    house = _house()
-    listed = f"/store/{house.catalog().descriptors()[1].object_key}"
-    manifest = _listed(house)
-    sound = _content(house.disk)
-    assert _wrong(house, house.disk) == []
+    environment = _environment()
+    listed = f"/store/{environment.catalog().descriptors()[1].object_key}"
+    manifest = _listed(environment)
+    sound = _content(environment.disk)
+    assert _wrong(environment, environment.disk) == []
 
-    house.disk.unlink(listed)
-    assert any("[20, 40)" in what and "forebay repair" in what for what in _wrong(house, house.disk))
-    _repair(house, house.disk)
-    assert _wrong(house, house.disk) == [] and _content(house.disk) == sound
+    environment.disk.unlink(listed)
+    assert any("[20, 40)" in what and "forebay repair" in what for what in _wrong(environment, environment.disk))
+    _repair(environment, environment.disk)
+    assert _wrong(environment, environment.disk) == [] and _content(environment.disk) == sound
 
-    _flip(house.disk, manifest)
-    assert any("[0, 40)" in what for what in _wrong(house, house.disk))
-    assert any(step.offsets == (0, 40) and step.action == "cannot repair" for step in _repair(house, house.disk))
+    _flip(environment.disk, manifest)
+    assert any("[0, 40)" in what for what in _wrong(environment, environment.disk))
+    assert any(
+        step.offsets == (0, 40) and step.action == "cannot repair" for step in _repair(environment, environment.disk)
+    )
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_other_etags_of_what_a_manifest_lists_are_recorded_by_another_manifest(
     monkeypatch: pytest.MonkeyPatch, *, lost: bool
 ) -> None:
-    house = _house()
-    before = house.catalog().descriptors()
-    _listed(house, etag="another")
+    environment = _environment()
+    before = environment.catalog().descriptors()
+    _listed(environment, etag="another")
     if lost:
-        house.disk.unlink(f"/store/{before[1].object_key}")
+        environment.disk.unlink(f"/store/{before[1].object_key}")
     with monkeypatch.context() as patched:
         patched.setattr(ShardCatalog, "replace", lambda *_: False)
-        refused = [step.why for step in _repair(house, house.disk) if step.action == "cannot repair"]
+        refused = [step.why for step in _repair(environment, environment.disk) if step.action == "cannot repair"]
         assert len(refused) == 1 and "run it again" in refused[0]
-    assert any("etag" in what for what in _wrong(house, house.disk))
+    assert any("etag" in what for what in _wrong(environment, environment.disk))
 
-    assert all(step.done for step in _repair(house, house.disk))
+    assert all(step.done for step in _repair(environment, environment.disk))
 
-    assert _wrong(house, house.disk) == [] and _repair(house, house.disk) == []
-    reader = manifests.ManifestReader(house.store)
-    assert ShardCatalog(house.metadata, KEYS, TOPIC, reader, clock=ManualClock()).descriptors() == before
-    assert [piece.descriptor.load_id for piece in house.catalog().pieces()] == ["of a load", None]
+    assert _wrong(environment, environment.disk) == [] and _repair(environment, environment.disk) == []
+    reader = manifests.ManifestReader(environment.store)
+    assert ShardCatalog(environment.metadata, KEYS, TOPIC, reader, clock=ManualClock()).descriptors() == before
+    assert [piece.descriptor.load_id for piece in environment.catalog().pieces()] == ["of a load", None]
 
 
-def _listed_each(house: House) -> list[str]:
+def _listed_each(environment: ShardEnvironment) -> list[str]:
     """Each of the first two pieces by a manifest of its own, the first with another etag; their objects."""
     objects = []
-    for piece, etag in zip(house.catalog().pieces()[:2], ("another", None), strict=True):
+    for piece, etag in zip(environment.catalog().pieces()[:2], ("another", None), strict=True):
         named = msgspec.structs.replace(piece.descriptor, etag=etag or piece.descriptor.etag)
-        manifest = manifests.write(house.store, f"{TOPIC}_0/", [named], store_name="directory", created_at=0)
-        assert house.catalog().replace([piece], manifest)
+        manifest = manifests.write(environment.store, f"{TOPIC}_0/", [named], store_name="directory", created_at=0)
+        assert environment.catalog().replace([piece], manifest)
         objects.append(f"/store/{manifest.object_key}")
     return objects
 
 
 def test_a_manifest_that_lists_nothing_new_is_not_looked_into_for_that() -> None:
-    house = _house()
-    _, other = _listed_each(house)
-    _flip(house.disk, other)
+    environment = _environment()
+    _, other = _listed_each(environment)
+    _flip(environment.disk, other)
 
-    steps = _repair(house, house.disk)
+    steps = _repair(environment, environment.disk)
 
     assert [step.done for step in steps if step.offsets == (0, 20)] == [True]
     assert not any("etags" in step.why for step in steps)
-    assert not any("[0, 20)" in what for what in _wrong(house, house.disk))
+    assert not any("[0, 20)" in what for what in _wrong(environment, environment.disk))
 
 
 def test_an_entry_of_the_catalog_that_cannot_be_read_keeps_no_other_step_from_being_taken() -> None:
-    house = _house()
-    _listed(house, etag="another")
-    house.metadata.transaction([], [Put(KEYS.segment(40), b"no descriptor")])
+    environment = _environment()
+    _listed(environment, etag="another")
+    environment.metadata.transaction([], [Put(KEYS.segment(40), b"no descriptor")])
     index = index_name(LOCAL)
-    house.disk.unlink(index)
+    environment.disk.unlink(index)
 
-    steps = _repair(house, house.disk)
+    steps = _repair(environment, environment.disk)
 
     assert any(step.action == "cannot repair" and "etags" in step.why for step in steps)
-    assert house.disk.exists(index)
+    assert environment.disk.exists(index)
 
 
 def test_a_store_that_stops_answering_is_said_and_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = _house()
+    environment = _environment()
     asked: list[str] = []
 
     def refuse(_: DirectoryStore, key: str) -> None:
@@ -385,7 +391,7 @@ def test_a_store_that_stops_answering_is_said_and_asked_no_more(monkeypatch: pyt
 
     monkeypatch.setattr(DirectoryStore, "stat", refuse)
 
-    wrong = _wrong(house, house.disk)
+    wrong = _wrong(environment, environment.disk)
 
     assert len(asked) == 1
     assert [("3 objects: cannot be checked" in what and "offsets [0, 60)" in what) for what in wrong] == [True]

@@ -15,36 +15,47 @@ from forebay.inspection.shard import verify_shard
 from forebay.places import Stores
 from forebay.settings import Settings, StorageSettings
 from forebay.topics import TopicName, TopicSpec
-from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House, expected, history_of, stream
+from tests.support.environments.shard import (
+    DIRECTORY,
+    KEYS,
+    SETTINGS,
+    TOPIC,
+    ShardEnvironment,
+    expected,
+    history_of,
+    stream,
+)
 from tests.wal.test_indexes import make_old
 
 SPEC: Final = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability="fsync")
 PLACE: Final = ExpectedShard(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
 
 
-def _exported() -> House:
+def _exported() -> ShardEnvironment:
     """Two files exported with old indexes, and an active one."""
-    house = House()
+    environment = ShardEnvironment()
     for _ in range(2):
-        house.append(20)
-        house.seal()
-    for file in house.shard.wal.files.all[:2]:
-        make_old(house.disk, file.path)
-    house.append(5)
-    house.export()
-    house.shard.upkeep.close()
-    return house
+        environment.append(20)
+        environment.seal()
+    for file in environment.shard.wal.files.all[:2]:
+        make_old(environment.disk, file.path)
+    environment.append(5)
+    environment.export()
+    environment.shard.upkeep.close()
+    return environment
 
 
-def _mended(house: House, *, apply: bool) -> tuple[list[str], int]:
+def _mended(environment: ShardEnvironment, *, apply: bool) -> tuple[list[str], int]:
     """What is wrong, and how many steps a repair takes."""
     settings = Settings(storage=StorageSettings(handoff_root="/store"))
     directory = LogDirectory("/data", Marker(FORMAT, "me"), None)
-    with contextlib.closing(Stores(directory, settings, disk=house.disk, clock=house.clock)) as stores:
-        history = HistoryPlaces.of(PLACE, house.metadata, stores, KEYS.prefix)
+    with contextlib.closing(Stores(directory, settings, disk=environment.disk, clock=environment.clock)) as stores:
+        history = HistoryPlaces.of(PLACE, environment.metadata, stores, KEYS.prefix)
         assert history is not None
-        report = verify_shard(house.disk, PLACE, None, owned=False, history=history)
-        steps = repair_shard(PLACE, SETTINGS, disk=house.disk, clock=house.clock, apply=apply, history=history)
+        report = verify_shard(environment.disk, PLACE, None, owned=False, history=history)
+        steps = repair_shard(
+            PLACE, SETTINGS, disk=environment.disk, clock=environment.clock, apply=apply, history=history
+        )
     return [] if report.is_clean else [str(finding) for finding in report.findings], len(steps)
 
 
@@ -61,16 +72,16 @@ def test_old_indexes_are_sound_on_both_sides() -> None:
 
 
 def test_an_old_index_in_the_store_is_rebuilt_as_the_catalog_knows_it() -> None:
-    house = _exported()
-    path = f"/store/{index_name(house.catalog().descriptors()[1].object_key)}"
-    before = _flip(house.disk, path)
-    house.disk.unlink(f"/store/{house.catalog().descriptors()[0].object_key}")
+    environment = _exported()
+    path = f"/store/{index_name(environment.catalog().descriptors()[1].object_key)}"
+    before = _flip(environment.disk, path)
+    environment.disk.unlink(f"/store/{environment.catalog().descriptors()[0].object_key}")
 
-    wrong, _ = _mended(house, apply=True)
+    wrong, _ = _mended(environment, apply=True)
 
     assert len(wrong) >= 2
-    assert _mended(house, apply=False) == ([], 0)
-    with contextlib.closing(house.disk.open(path)) as file:
+    assert _mended(environment, apply=False) == ([], 0)
+    with contextlib.closing(environment.disk.open(path)) as file:
         assert file.read_at(file.size(), 0) == before
-    with history_of(house) as history:
+    with history_of(environment) as history:
         assert stream(history) == expected(0, 40)

@@ -14,14 +14,14 @@ from typing import Self
 
 from forebay import ForebayError, Storage
 from forebay.storage.background import cleanup
-from tests.moves import rig
-from tests.moves.rig import TOPIC, Land
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, Environment
 from tests.support.processes import hear
 
 ROOT = Path(__file__).parents[2]
 
 
-class Owner:
+class OwnerChild:
     """The parent's side."""
 
     def __init__(self, root: Path, name: str, endpoints: tuple[str, ...] = (), *, ttl_s: int = 60) -> None:
@@ -66,10 +66,10 @@ class Owner:
         self._child.wait()
 
 
-def land_of(root: Path, endpoints: tuple[str, ...], *, ttl_s: int = 60) -> Land:
+def environment_of(root: Path, endpoints: tuple[str, ...], *, ttl_s: int = 60) -> Environment:
     """Directories as parent and children see them."""
-    land = rig.shared_fs(root)
-    return rig.in_etcd(land, endpoints, f"/{root.name}", ttl_s=ttl_s) if endpoints else land
+    environment = directories.shared_fs(root)
+    return directories.in_etcd(environment, endpoints, f"/{root.name}", ttl_s=ttl_s) if endpoints else environment
 
 
 class Servant:
@@ -106,8 +106,8 @@ def say(text: str) -> None:
 
 def main(root: str, name: str, endpoints: str, ttl_s: str) -> None:
     cleanup.LOOK_SECONDS = 600.0  # type: ignore[attr-defined]  # nobody looks after the lease in the background: each append must
-    land = land_of(Path(root), () if endpoints == "-" else tuple(endpoints.split(",")), ttl_s=int(ttl_s))
-    servant = Servant(land.open(name))
+    environment = environment_of(Path(root), () if endpoints == "-" else tuple(endpoints.split(",")), ttl_s=int(ttl_s))
+    servant = Servant(environment.open(name))
     say("ready")
     for line in sys.stdin:
         try:

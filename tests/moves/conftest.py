@@ -16,8 +16,8 @@ from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import Land
+from tests.support.environments import directories
+from tests.support.environments.directories import Environment
 from tests.support.etcd import Cluster, running
 
 WITH_SERVERS = (pytest.mark.slow, pytest.mark.xdist_group("moves-servers"))
@@ -51,16 +51,16 @@ def folder(request: pytest.FixtureRequest) -> str:
         pytest.param("object_store, etcd", marks=WITH_SERVERS),
     ]
 )
-def land(request: pytest.FixtureRequest, tmp_path: Path, folder: str) -> Land:
+def environment(request: pytest.FixtureRequest, tmp_path: Path, folder: str) -> Environment:
     """Directories between which a topic can move, in each mode."""
     if request.param == "local":
-        return rig.local(tmp_path)
+        return directories.local(tmp_path)
     if request.param == "shared_fs":
-        return rig.shared_fs(tmp_path)
-    land = rig.object_store(tmp_path, request.getfixturevalue("bucket").endpoint, folder)
+        return directories.shared_fs(tmp_path)
+    environment = directories.object_store(tmp_path, request.getfixturevalue("bucket").endpoint, folder)
     if request.param == "object_store":
-        return land
-    return rig.in_etcd(land, request.getfixturevalue("etcd").endpoints, f"/{folder}")
+        return environment
+    return directories.in_etcd(environment, request.getfixturevalue("etcd").endpoints, f"/{folder}")
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 from forebay import Moved, Storage, Topic
 from forebay.testing.clock import ManualClock
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import TOPIC, clear_up, id_of, numbers, state_of, told
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, clear_up, id_of, numbers, state_of, told
 
 pytestmark = pytest.mark.slow
 
@@ -23,14 +23,14 @@ class Jumping:
     """Directories with one clock, which jumps at every step."""
 
     def __init__(self, root: Path, jumps: list[int]) -> None:
-        self._land = rig.shared_fs(root)
+        self._environment = directories.shared_fs(root)
         self._clock = ManualClock()
         self._jumps = itertools.cycle(jumps)
         self.appended = 0
 
     def open(self, name: str) -> Storage:
         self.jump()
-        return Storage.open(self._land.root / name, self._land.settings, clock=self._clock)
+        return Storage.open(self._environment.root / name, self._environment.settings, clock=self._clock)
 
     def jump(self) -> None:
         # Never before 1970.
@@ -53,26 +53,26 @@ class Jumping:
 def test_offsets_order_and_owners_do_not_follow_the_wall_clock(
     tmp_path: Path, jumps: list[int], ledger: Ledger
 ) -> None:
-    land = Jumping(tmp_path, jumps)
-    with land.open("A") as a, land.open("B") as b:
+    environment = Jumping(tmp_path, jumps)
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC, durability="fsync")
-        land.append(topic)
+        environment.append(topic)
         a.export_topic(TOPIC)
-        land.append(topic)
+        environment.append(topic)
         clear_up(a)
         with pytest.raises(Moved, match=id_of(a)):
             b.topic(TOPIC).append(b"not mine")
-        land.append(topic)
+        environment.append(topic)
         assert state_of(a, topic).epoch == 1
-        land.jump()
+        environment.jump()
         a.seal_topic(TOPIC, target=id_of(b))
-        land.append(b.topic(TOPIC))
-        land.read(b.topic(TOPIC))
-    with land.open("B") as b:
+        environment.append(b.topic(TOPIC))
+        environment.read(b.topic(TOPIC))
+    with environment.open("B") as b:
         topic = b.topic(TOPIC)
         assert topic.recovery().exact
-        land.append(topic)
+        environment.append(topic)
         clear_up(b)
-        land.read(topic)
+        environment.read(topic)
         assert state_of(b, topic).holder == id_of(b)
     ledger.count("histories", figure="owners under a wall clock that jumps (I31)")

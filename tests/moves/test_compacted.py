@@ -12,10 +12,10 @@ from forebay.format.metadata.keys import compactor_key
 from tests.compacting.directly import check_sound, compacted, kinds_of, shown
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
-from tests.moves import rig
 from tests.moves.conftest import WITH_SERVERS
-from tests.moves.rig import TOPIC
 from tests.spark.mixed import ENVIRONMENT, Mixed
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC
 from tests.support.etcd import Cluster
 
 pytestmark = list(WITH_SERVERS)
@@ -27,8 +27,10 @@ def test_topic_is_compacted_while_it_moves(
 ) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    land = rig.in_etcd(rig.object_store(tmp_path, bucket.endpoint, folder), etcd.endpoints, f"/{folder}")
-    mixed = Mixed(land, partitions=1)
+    environment = directories.in_etcd(
+        directories.object_store(tmp_path, bucket.endpoint, folder), etcd.endpoints, f"/{folder}"
+    )
+    mixed = Mixed(environment, partitions=1)
     mixed.every_tier()
     mixed.export()
     rows = mixed.rows
@@ -38,16 +40,16 @@ def test_topic_is_compacted_while_it_moves(
         mixed.log.seal_topic(TOPIC)
 
     rules = Rules(settle_ms=0, segments_min=2)
-    report = compacted(land, rules=rules, name=None, meanwhile=move)
+    report = compacted(environment, rules=rules, name=None, meanwhile=move)
 
     assert report.is_clean and report.figures["rewrites"] == 1, report.lines()
-    with land.open("two") as other:
+    with environment.open("two") as other:
         topic = other.topic(TOPIC)
         assert kinds_of(other, topic) == [DescriptorKind.PARQUET]
         assert shown(topic) == rows
         topic.append(b"more")
-        assert rig.metadata_of(other).get(compactor_key("shop", "orders", 0, prefix=f"/{folder}")) is None
-        assert compacted(land, rules=rules, name=None).summary == "nothing to do"
-    check_sound(land, "two")
+        assert directories.metadata_of(other).get(compactor_key("shop", "orders", 0, prefix=f"/{folder}")) is None
+        assert compacted(environment, rules=rules, name=None).summary == "nothing to do"
+    check_sound(environment, "two")
     mixed.close()
     ledger.count("compactions during a move", servers="S3, etcd")

@@ -20,8 +20,8 @@ from forebay.testing.inside import inside
 from tests.blobs.scripted import DROPPED, Answer, Request, answering, forwarded
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import TOPIC, Land, numbers, shard_of, told
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, Environment, numbers, shard_of, told
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("moves-servers")]
@@ -62,12 +62,12 @@ def line(bucket: Bucket) -> Line:
 
 
 @pytest.fixture
-def land(tmp_path: Path, folder: str, line: Line, monkeypatch: pytest.MonkeyPatch) -> Iterator[Land]:
+def environment(tmp_path: Path, folder: str, line: Line, monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment]:
     for worker in (cleanup, history):
         monkeypatch.setattr(worker, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(history, "RETRY_SECONDS", 0.05)
     with answering(line.respond) as (endpoint, _):
-        yield rig.object_store(
+        yield directories.object_store(
             tmp_path,
             endpoint,
             folder,
@@ -96,9 +96,9 @@ def unnamed(log: Storage) -> set[str]:
     return keys - named
 
 
-def used(land: Land, name: str, end: int) -> int:
+def used(environment: Environment, name: str, end: int) -> int:
     """Append in one directory, read everything, and give the topic up; where it ends then."""
-    log = insisted(lambda: land.open(name))
+    log = insisted(lambda: environment.open(name))
     try:
         topic = insisted(lambda: log.topic(TOPIC) if end else log.create_topic(TOPIC))
         for first in range(end, end + 20, 5):
@@ -113,14 +113,14 @@ def used(land: Land, name: str, end: int) -> int:
 
 
 def test_nothing_is_lost_or_left_by_a_line_that_loses_every_fourth_request(
-    land: Land, line: Line, ledger: Ledger
+    environment: Environment, line: Line, ledger: Ledger
 ) -> None:
     end = 0
     for name in "ABAB":
-        end = used(land, name, end)
+        end = used(environment, name, end)
     line.is_flaky = False
 
-    with land.open("A") as a:
+    with environment.open("A") as a:
         assert told(a.topic(TOPIC).read()) == numbers(0, end)
         until(lambda: not unnamed(a))
     for fault in FAULTS:

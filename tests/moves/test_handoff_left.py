@@ -13,20 +13,20 @@ from forebay.cleanup.objects import ObjectCleanup
 from forebay.shard import SegmentShard
 from forebay.storage import Storage
 from forebay.testing.inside import inside
-from tests.moves import rig
-from tests.moves.rig import TOPIC, Land, id_of, numbers, shard_of, told
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, Environment, id_of, numbers, shard_of, told
 
 pytestmark = pytest.mark.slow
 
 
-def objects(land: Land) -> list[str]:
+def objects(environment: Environment) -> list[str]:
     """The segments in the directory where topics are handed over."""
-    return sorted(path.name for path in (land.root / "handoff").rglob("*.seg"))
+    return sorted(path.name for path in (environment.root / "handoff").rglob("*.seg"))
 
 
-def outlast_grace(land: Land) -> None:
+def outlast_grace(environment: Environment) -> None:
     """Let what lies there be older than the grace."""
-    for path in (land.root / "handoff").rglob("*.*"):
+    for path in (environment.root / "handoff").rglob("*.*"):
         os.utime(path, (0, 0))
 
 
@@ -35,73 +35,73 @@ def step(log: Storage) -> None:
     inside(log).sweep_handoff()
 
 
-def half_sealed(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+def half_sealed(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic whose seal put a segment there and could not name it."""
 
     def refuse(*_: object, **__: object) -> None:
         raise Unavailable("the metadata store does not answer")
 
-    with land.open("A") as a:
+    with environment.open("A") as a:
         a.create_topic(TOPIC, durability="fsync").append_many([b"0", b"1", b"2"])
         monkeypatch.setattr(ShardCatalog, "replace", refuse)
         with pytest.raises(Unavailable):
             a.seal_topic(TOPIC)
         monkeypatch.undo()
-    with land.open("A") as a:
+    with environment.open("A") as a:
         assert told(a.topic(TOPIC).read()) == numbers(0, 3), "the seal is taken back"
 
 
 def test_what_a_seal_that_was_not_finished_left_goes_after_its_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    land = rig.local(tmp_path)
-    half_sealed(land, monkeypatch)
-    assert len(objects(land)) == 1
-    with land.open("A") as a:
+    environment = directories.local(tmp_path)
+    half_sealed(environment, monkeypatch)
+    assert len(objects(environment)) == 1
+    with environment.open("A") as a:
         step(a)
-        assert len(objects(land)) == 1, "within its grace"
+        assert len(objects(environment)) == 1, "within its grace"
 
-    with land.open("A") as a:
+    with environment.open("A") as a:
         # No caller has used the topic since.
-        outlast_grace(land)
+        outlast_grace(environment)
         step(a)
-        assert objects(land) == []
+        assert objects(environment) == []
         a.seal_topic(TOPIC)
-        outlast_grace(land)
+        outlast_grace(environment)
         step(a)
-        assert len(objects(land)) == 1
-    with land.open("B") as b:
+        assert len(objects(environment)) == 1
+    with environment.open("B") as b:
         assert b.topic(TOPIC).append(b"3") == 3
         step(b)
         assert told(b.topic(TOPIC).read()) == numbers(0, 4)
 
 
 def test_another_directory_leaves_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    land = rig.local(tmp_path)
-    half_sealed(land, monkeypatch)
-    outlast_grace(land)
+    environment = directories.local(tmp_path)
+    half_sealed(environment, monkeypatch)
+    outlast_grace(environment)
 
-    with land.open("B") as b:
+    with environment.open("B") as b:
         step(b)
 
-        assert len(objects(land)) == 1
+        assert len(objects(environment)) == 1
         assert inside(b).shards() == []
 
 
 def test_a_topic_that_has_nothing_there_but_its_history_is_not_opened_for_that(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    with land.open("A") as a:
+    environment = directories.local(tmp_path)
+    with environment.open("A") as a:
         a.create_topic(TOPIC, durability="fsync").append_many([b"0", b"1", b"2"])
         a.seal_topic(TOPIC)
-    with land.open("B") as b:
+    with environment.open("B") as b:
         topic = b.topic(TOPIC)
         assert topic.append(b"3") == 3
-    loaded = land.root / "handoff" / f"{topic.spec.topic_id}_0" / "loads" / "one"
+    loaded = environment.root / "handoff" / f"{topic.spec.topic_id}_0" / "loads" / "one"
     loaded.mkdir(parents=True)
     (loaded / "1.seg").write_bytes(b"of a load")
-    outlast_grace(land)
+    outlast_grace(environment)
 
-    with land.open("B") as b:
+    with environment.open("B") as b:
         step(b)
 
         assert inside(b).shards() == []
@@ -109,9 +109,9 @@ def test_a_topic_that_has_nothing_there_but_its_history_is_not_opened_for_that(t
 
 def test_whichever_caller_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an object that the seal has just named again could go."""
-    land = rig.local(tmp_path)
-    half_sealed(land, monkeypatch)
-    with land.open("A") as a:
+    environment = directories.local(tmp_path)
+    half_sealed(environment, monkeypatch)
+    with environment.open("A") as a:
         worker, collect = inside(a).workers.history, ObjectCleanup.collect_owned
         at: list[bool] = []
 
@@ -121,17 +121,17 @@ def test_whichever_caller_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, m
 
         with worker.paused(), inside(a).workers.cleanup.paused():
             monkeypatch.setattr(ObjectCleanup, "collect_owned", collected)
-            outlast_grace(land)
+            outlast_grace(environment)
             step(a)
             monkeypatch.undo()
 
             assert at == [True]
-            assert objects(land) == []
+            assert objects(environment) == []
 
 
 def test_what_history_has_given_up_goes_there_too(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    with land.open("A") as a, land.open("B") as b:
+    environment = directories.local(tmp_path)
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC, durability="fsync")
         for start in (0, 3):
             topic.append_many([b"%d" % n for n in range(start, start + 3)])
@@ -139,11 +139,11 @@ def test_what_history_has_given_up_goes_there_too(tmp_path: Path) -> None:
         a.seal_topic(TOPIC, target=id_of(b))
         here = b.topic(TOPIC)
         assert here.append(b"6") == 6
-        assert len(objects(land)) == 2
+        assert len(objects(environment)) == 2
         here.delete_before(3)
         shard_of(here).history.retain()
-        outlast_grace(land)
+        outlast_grace(environment)
         step(b)
 
-        assert len(objects(land)) == 1
+        assert len(objects(environment)) == 1
         assert told(here.read(3)) == numbers(3, 7)

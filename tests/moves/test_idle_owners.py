@@ -9,8 +9,8 @@ import pytest
 from forebay import Moved
 from forebay.storage.background import cleanup
 from forebay.testing.inside import inside
-from tests.moves import rig
-from tests.moves.rig import TOPIC, clear_up, id_of
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, clear_up, id_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -23,8 +23,8 @@ def _nobody_looks_but_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_overtaken_log_that_no_caller_appends_to_stops_and_sets_its_files_aside(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("A") as a, land.open("B") as b:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC, durability="fsync")
         topic.append(b"not exported")
         engine = inside(a).engine
@@ -36,19 +36,19 @@ def test_an_overtaken_log_that_no_caller_appends_to_stops_and_sets_its_files_asi
 
         def is_clear() -> bool:
             clear_up(a)
-            return land.files("A") == []
+            return environment.files("A") == []
 
         # The thread that gives the shard up may still be inside it: then it is left to the next look.
         until(is_clear)
-        assert land.aside("A") != []
+        assert environment.aside("A") != []
         with pytest.raises(Moved, match=id_of(b)):
             topic.append(b"late")
         assert b.topic(TOPIC).append(b"b") == began + 1
 
 
 def test_an_overtaken_ephemeral_topic_that_no_caller_appends_to_ends(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("A") as a, land.open("B") as b:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC, durability="ephemeral")
         topic.append(b"a")
         inside(a).lose_session()

@@ -12,15 +12,15 @@ from forebay.manifests import write
 from forebay.storage import Storage
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.moves.rig import TOPIC, Land, id_of, keys_of, metadata_of
+from tests.support.environments.directories import TOPIC, Environment, id_of, keys_of, metadata_of
 
 HARM = ["missing", "replaced", "shorter", "flipped"]
 APPENDS = 12
 
 
-def _filled(land: Land) -> None:
+def _filled(environment: Environment) -> None:
     """A topic of one producer, sealed by the directory A, with all of it in the store."""
-    with land.open("A") as a, land.open("B") as b:
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC, durability="disk")
         for sequence in range(APPENDS):
             topic.append(b"%d" % sequence * 500, producer=7, sequence=sequence)
@@ -52,10 +52,10 @@ def _harm(store: BlobStore, descriptor: SegmentDescriptor, harm: str) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", HARM)
-def test_a_segment_does_not_keep_its_topic_closed(land: Land, harm: str) -> None:
+def test_a_segment_does_not_keep_its_topic_closed(environment: Environment, harm: str) -> None:
     """Appends go on; only what needs the object is refused, by name, and what the operator accepts goes on."""
-    _filled(land)
-    with land.open("B") as b:
+    _filled(environment)
+    with environment.open("B") as b:
         newest = _catalog(b).descriptors()[-1]
         _harm(_store(b, newest), newest, harm)
 
@@ -71,17 +71,19 @@ def test_a_segment_does_not_keep_its_topic_closed(land: Land, harm: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", HARM)
-def test_a_manifest_is_named_with_the_next_step_and_the_topic_opens_once_it_is_restored(land: Land, harm: str) -> None:
+def test_a_manifest_is_named_with_the_next_step_and_the_topic_opens_once_it_is_restored(
+    environment: Environment, harm: str
+) -> None:
     """It comes out as damage and not as a conflict; the shard is given back, so that another directory can try."""
-    _filled(land)
-    with land.open("A") as a:
+    _filled(environment)
+    with environment.open("A") as a:
         catalog = _catalog(a)
         pieces = catalog.pieces()
         inner = [piece.descriptor for piece in pieces]
         store = _store(a, inner[-1])
         listed = write(store, "manifests/", inner, store_name=inner[-1].store, created_at=1)
         assert catalog.replace(pieces, listed)
-    with land.open("B") as b:
+    with environment.open("B") as b:
         store = _store(b, listed)
         content = _harm(store, listed, harm)
 

@@ -13,10 +13,20 @@ import pytest
 from forebay import DataLoss, Fenced, ForebayError, Gap, Indeterminate, Moved, Reason, Storage, Topic, Unavailable
 from forebay.shard import NextSource
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.children import Owner, land_of
+from tests.moves.children import OwnerChild, environment_of
 from tests.moves.conftest import WITH_SERVERS
-from tests.moves.rig import RESERVED, TOPIC, Land, clear_up, id_of, numbers, pieces_of, state_of, told
+from tests.support.environments import directories
+from tests.support.environments.directories import (
+    RESERVED,
+    TOPIC,
+    Environment,
+    clear_up,
+    id_of,
+    numbers,
+    pieces_of,
+    state_of,
+    told,
+)
 from tests.support.etcd import Cluster, running
 from tests.support.waiting import until
 
@@ -52,8 +62,8 @@ def revoke_leases(etcd: Cluster) -> None:
 
 
 @pytest.fixture
-def land(tmp_path: Path, endpoints: tuple[str, ...]) -> Land:
-    return land_of(tmp_path, endpoints)
+def environment(tmp_path: Path, endpoints: tuple[str, ...]) -> Environment:
+    return environment_of(tmp_path, endpoints)
 
 
 def texts(first: int, stop: int) -> list[str]:
@@ -80,9 +90,9 @@ def read_with_gaps(topic: Topic) -> tuple[list[tuple[int, bytes | None]], list[G
 
 
 def test_what_a_killed_owner_had_not_exported_is_a_named_gap(
-    land: Land, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
+    environment: Environment, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
 ) -> None:
-    with Owner(land.root, "A", endpoints) as owner:
+    with OwnerChild(environment.root, "A", endpoints) as owner:
         owner.do("create", "fsync")
         assert owner.do("append", *texts(0, 30)) == "acked 0"
         assert owner.do("export") == "done"
@@ -90,7 +100,7 @@ def test_what_a_killed_owner_had_not_exported_is_a_named_gap(
         owner.kill()
     end_leases()
     ledger.count("kills", figure="owner with records that are not history")
-    with land.open("B") as b, land.open("C") as c:
+    with environment.open("B") as b, environment.open("C") as c:
         lost = state_of(b, b.topic(TOPIC)).reserved_end
         assert lost >= 40
         topic = taken_over(b)
@@ -102,27 +112,27 @@ def test_what_a_killed_owner_had_not_exported_is_a_named_gap(
         expected = (numbers(0, 30) + numbers(lost, lost + 1), [gap])
         assert read_with_gaps(topic) == expected
 
-        with land.open("A") as a:
+        with environment.open("A") as a:
             with pytest.raises(Moved, match=f"owned by the living session .* in directory .*{id_of(b)}"):
                 a.topic(TOPIC).append(b"late")
             clear_up(a)
-            assert land.files("A") == []
-            assert land.aside("A") != [], "kept for whoever wants to salvage them"
+            assert environment.files("A") == []
+            assert environment.aside("A") != [], "kept for whoever wants to salvage them"
             assert [piece.epoch for piece in pieces_of(a, topic) if piece.start >= 30 and piece.records] == []
             b.seal_topic(TOPIC, target=id_of(a))
             again = a.topic(TOPIC)
             assert again.append(b"%d" % (lost + 1)) == lost + 1
             assert read_with_gaps(again) == (numbers(0, 30) + numbers(lost, lost + 2), [gap])
-            assert land.aside("A") != []
+            assert environment.aside("A") != []
             a.seal_topic(TOPIC, target=id_of(c))
         assert read_with_gaps(c.topic(TOPIC)) == (numbers(0, 30) + numbers(lost, lost + 2), [gap])
         assert all(piece.epoch >= 2 for piece in pieces_of(c, topic) if piece.start >= 30)
 
 
 def test_an_owner_that_comes_back_before_anyone_else_has_lost_nothing(
-    land: Land, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
+    environment: Environment, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
 ) -> None:
-    with Owner(land.root, "A", endpoints) as owner:
+    with OwnerChild(environment.root, "A", endpoints) as owner:
         owner.do("create", "disk")
         owner.do("append", *texts(0, 30))
         owner.do("export")
@@ -130,7 +140,7 @@ def test_an_owner_that_comes_back_before_anyone_else_has_lost_nothing(
         owner.kill()
     end_leases()
     ledger.count("kills", figure="owner that comes back")
-    with land.open("A") as a:
+    with environment.open("A") as a:
         topic = taken_over(a)
         assert (topic.recovery().source, topic.recovery().exact) == (NextSource.LOCAL, True)
         assert topic.append(b"40") == 40
@@ -138,9 +148,9 @@ def test_an_owner_that_comes_back_before_anyone_else_has_lost_nothing(
 
 
 def test_a_killed_seal_is_taken_back_by_the_next_owner(
-    land: Land, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
+    environment: Environment, endpoints: tuple[str, ...], end_leases: Callable[[], None], ledger: Ledger
 ) -> None:
-    with Owner(land.root, "A", endpoints) as owner:
+    with OwnerChild(environment.root, "A", endpoints) as owner:
         owner.do("create", "fsync")
         owner.do("append", *texts(0, 30))
         owner.begin("seal-and-die")
@@ -148,7 +158,7 @@ def test_a_killed_seal_is_taken_back_by_the_next_owner(
             owner.heard()
     end_leases()
     ledger.count("kills", figure="owner in mid-seal")
-    with land.open("A") as a:
+    with environment.open("A") as a:
         topic = taken_over(a)
         assert topic.append(b"30") == 30
         assert told(topic.read()) == numbers(0, 31)
@@ -158,8 +168,8 @@ def test_a_killed_seal_is_taken_back_by_the_next_owner(
 @pytest.mark.slow
 @pytest.mark.xdist_group("moves-servers")
 def test_a_zombie_acknowledges_nothing_after_it_was_taken_over(etcd: Cluster, tmp_path: Path, ledger: Ledger) -> None:
-    land = land_of(tmp_path, etcd.endpoints)
-    with land.open("B") as b, Owner(tmp_path, "A", etcd.endpoints, ttl_s=ZOMBIE_S) as zombie:
+    environment = environment_of(tmp_path, etcd.endpoints)
+    with environment.open("B") as b, OwnerChild(tmp_path, "A", etcd.endpoints, ttl_s=ZOMBIE_S) as zombie:
         zombie.do("create", "fsync")
         zombie.do("append", *texts(0, 10))
         zombie.do("export")
@@ -204,8 +214,8 @@ def own_etcd(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.xdist_group("moves-servers")
 def test_without_metadata_appends_go_on_up_to_what_is_reserved(own_etcd: Cluster, tmp_path: Path) -> None:
-    land = rig.in_etcd(rig.shared_fs(tmp_path), own_etcd.endpoints, request_timeout_ms=1_000)
-    with land.open("A") as a:
+    environment = directories.in_etcd(directories.shared_fs(tmp_path), own_etcd.endpoints, request_timeout_ms=1_000)
+    with environment.open("A") as a:
         topic = a.create_topic(TOPIC, durability="fsync")
         assert topic.append(b"0") == 0
         until(lambda: state_of(a, topic).reserved_end >= RESERVED)
@@ -231,8 +241,8 @@ def test_without_metadata_appends_go_on_up_to_what_is_reserved(own_etcd: Cluster
 @pytest.mark.slow
 @pytest.mark.xdist_group("moves-servers")
 def test_an_owner_whose_session_ended_stops_and_goes_on_if_nobody_came(own_etcd: Cluster, tmp_path: Path) -> None:
-    land = rig.in_etcd(rig.shared_fs(tmp_path), own_etcd.endpoints, ttl_s=ZOMBIE_S)
-    with land.open("A") as a:
+    environment = directories.in_etcd(directories.shared_fs(tmp_path), own_etcd.endpoints, ttl_s=ZOMBIE_S)
+    with environment.open("A") as a:
         topic = a.create_topic(TOPIC, durability="fsync")
         told_so = {topic.append(b"first"): b"first"}
         epoch = state_of(a, topic).epoch

@@ -19,15 +19,25 @@ from forebay.shard.seal import bring_into_history
 from forebay.testing.inside import inside
 from forebay.testing.moves import Operations
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import TOPIC, id_of, keys_of, metadata_of, numbers, pieces_of, shard_of, state_of, told
+from tests.support.environments import directories
+from tests.support.environments.directories import (
+    TOPIC,
+    id_of,
+    keys_of,
+    metadata_of,
+    numbers,
+    pieces_of,
+    shard_of,
+    state_of,
+    told,
+)
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_local_topic_without_a_place_to_meet_is_refused_before_it_is_sealed(tmp_path: Path) -> None:
-    land = rig.local(tmp_path, handoff=False)
-    with land.open("A") as a, land.open("B") as b:
+    environment = directories.local(tmp_path, handoff=False)
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC)
         topic.append_many([b"0", b"1"])
         before = state_of(a, topic)
@@ -42,8 +52,8 @@ def test_a_local_topic_without_a_place_to_meet_is_refused_before_it_is_sealed(tm
 
 
 def test_a_local_topic_sealed_where_it_lies_goes_on_there_alone(tmp_path: Path) -> None:
-    land = rig.local(tmp_path, handoff=False)
-    with land.open("A") as a, land.open("B") as b:
+    environment = directories.local(tmp_path, handoff=False)
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC, partitions=2)
         for partition in range(2):
             topic.append_many([b"0", b"1"], partition=partition)
@@ -54,24 +64,24 @@ def test_a_local_topic_sealed_where_it_lies_goes_on_there_alone(tmp_path: Path) 
         assert a.seal_topic(TOPIC) == states, "a repetition finds it done"
         with pytest.raises(Moved, match=f"moved to directory .*{id_of(a)}.: use it there"):
             b.topic(TOPIC).append(b"x", partition=0)
-    with land.open("A") as a:
+    with environment.open("A") as a:
         topic = a.topic(TOPIC)
         assert topic.append(b"2", partition=0) == 2
         assert told(topic.read(0, partition=0)) == numbers(0, 3)
 
 
 def test_records_of_a_local_directory_are_not_taken_over_by_another(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    with land.open("A") as a:
+    environment = directories.local(tmp_path)
+    with environment.open("A") as a:
         topic = a.create_topic(TOPIC)
         topic.append_many([b"0", b"1", b"2"])
         before, home = state_of(a, topic), id_of(a)
-    with land.open("B") as b:
+    with environment.open("B") as b:
         for _ in range(2):
             with pytest.raises(Conflict, match=f"held by directory .*{home}. and its records lie there: open that"):
                 b.topic(TOPIC).append(b"x")
         assert state_of(b, topic) == before, "not even for a moment"
-    with land.open("A") as a:
+    with environment.open("A") as a:
         topic = a.topic(TOPIC)
         assert topic.append(b"3") == 3
         assert told(topic.read()) == numbers(0, 4)
@@ -79,8 +89,8 @@ def test_records_of_a_local_directory_are_not_taken_over_by_another(tmp_path: Pa
 
 
 def test_a_contradiction_is_refused_every_time_and_not_only_once(tmp_path: Path, committed: list[Operations]) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("A") as a:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("A") as a:
         topic = a.create_topic(TOPIC, durability="fsync")
         topic.append_many([b"%d" % n for n in range(5)])
         (sealed,) = a.seal_topic(TOPIC)
@@ -89,7 +99,7 @@ def test_a_contradiction_is_refused_every_time_and_not_only_once(tmp_path: Path,
         key, metadata = keys_of(a, topic).state, metadata_of(a)
         metadata.transaction([], [Put(key, encode_value(sealed))])
     committed.clear()
-    with land.open("A") as a:
+    with environment.open("A") as a:
         for _ in range(3):
             with pytest.raises(Conflict, match="was sealed at 5 by .* but the local log goes to 7"):
                 a.topic(TOPIC).append(b"x")
@@ -102,9 +112,9 @@ def test_a_contradiction_is_refused_every_time_and_not_only_once(tmp_path: Path,
         assert metadata_of(a).get(key) is None
 
 
-def empty(land: rig.Land, name: str) -> None:
+def empty(environment: directories.Environment, name: str) -> None:
     """Lose the files of all shards there."""
-    for path in (land.root / name / "shards").glob("*/*"):
+    for path in (environment.root / name / "shards").glob("*/*"):
         path.unlink()
 
 
@@ -142,8 +152,8 @@ def test_a_contradiction_is_refused_whichever_caller_died_over_refusing_it(
     committed: list[Operations],
 ) -> None:
     """At each change of the metadata that the refusal makes, if it makes any."""
-    land = rig.local(tmp_path)
-    with land.open("A") as a:
+    environment = directories.local(tmp_path)
+    with environment.open("A") as a:
         topic = a.create_topic(TOPIC, durability="fsync")
         topic.append_many([b"%d" % n for n in range(5)])
         (sealed,) = a.seal_topic(TOPIC)
@@ -155,15 +165,15 @@ def test_a_contradiction_is_refused_whichever_caller_died_over_refusing_it(
             metadata_of(a).transaction([], [Put(key, encode_value(sealed)) if wrong == "sealed" else Delete(key)])
     committed.clear()
     if wrong == "emptied":
-        empty(land, "A")
+        empty(environment, "A")
     said = {"sealed": "was sealed at 5", "unknown": "does not know the shard", "emptied": "its directory has no log"}
     for call in range(20):
-        with land.open("A") as a:
+        with environment.open("A") as a:
             calls = dying(monkeypatch, metadata_of(a), call, behind=when == "behind")
             with pytest.raises((Died, Conflict)) as ended:
                 a.topic(TOPIC).append(b"x")
             monkeypatch.undo()
-        with land.open("A") as a, pytest.raises(Conflict, match=said[wrong]):
+        with environment.open("A") as a, pytest.raises(Conflict, match=said[wrong]):
             a.topic(TOPIC).append(b"x")
         ledger.count("states", scenario="refusal")
         if not isinstance(ended.value, Died):
@@ -174,13 +184,13 @@ def test_a_contradiction_is_refused_whichever_caller_died_over_refusing_it(
 def test_a_contradiction_is_reported_even_if_the_metadata_store_fails_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    land = rig.local(tmp_path)
-    with land.open("A") as a:
+    environment = directories.local(tmp_path)
+    with environment.open("A") as a:
         topic = a.create_topic(TOPIC, durability="fsync")
         topic.append_many([b"0", b"1"])
         bring_into_history(shard_of(topic))
-    empty(land, "A")
-    with land.open("A") as a:
+    empty(environment, "A")
+    with environment.open("A") as a:
         store = metadata_of(a)
         whole, calls, asks = store.transaction, list[int](), threading.current_thread()
 
@@ -197,20 +207,20 @@ def test_a_contradiction_is_reported_even_if_the_metadata_store_fails_then(
                 a.topic(TOPIC).append(b"x")
 
 
-def with_one_forgotten(tmp_path: Path) -> tuple[rig.Land, str]:
+def with_one_forgotten(tmp_path: Path) -> tuple[directories.Environment, str]:
     """A directory of the topics a, b and c, where no caller knows the shard of b any more; the id of b."""
-    land = rig.local(tmp_path)
-    with land.open("A") as log:
+    environment = directories.local(tmp_path)
+    with environment.open("A") as log:
         for name in ("shop/a", "shop/b", "shop/c"):
             log.create_topic(name).append_many([b"0", b"1"])
         topic = log.topic("shop/b")
         metadata_of(log).transaction([], [Delete(keys_of(log, topic).state)])
-        return land, topic.spec.topic_id
+        return environment, topic.spec.topic_id
 
 
 def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
-    land, _ = with_one_forgotten(tmp_path)
-    with land.open("A") as a:
+    environment, _ = with_one_forgotten(tmp_path)
+    with environment.open("A") as a:
         with pytest.raises(Conflict, match="does not know the shard"):
             a.recover().raise_failed()
 
@@ -218,10 +228,10 @@ def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> No
 
 
 def test_a_damaged_log_that_no_caller_knows_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
-    land, forgotten = with_one_forgotten(tmp_path)
-    for path in (land.root / "A" / "shards" / f"{forgotten}_0").glob("*.seg"):
+    environment, forgotten = with_one_forgotten(tmp_path)
+    for path in (environment.root / "A" / "shards" / f"{forgotten}_0").glob("*.seg"):
         path.write_bytes(b"no segment")
-    with land.open("A") as a:
+    with environment.open("A") as a:
         with pytest.raises(Corrupt, match="header"):
             a.recover().raise_failed()
 
@@ -229,26 +239,26 @@ def test_a_damaged_log_that_no_caller_knows_does_not_keep_other_topics_closed(tm
 
 
 def test_a_directory_that_starts_opens_its_own_topics_and_leaves_those_of_others(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("A") as a:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("A") as a:
         a.create_topic("shop/a").append_many([b"0", b"1"])
         home = id_of(a)
-    with land.open("B") as b:
+    with environment.open("B") as b:
         b.create_topic("shop/b").append_many([b"0", b"1"])
-    with land.open("B") as b:
+    with environment.open("B") as b:
         b.recover()
 
         assert b.topic("shop/b").recovery().clean
         theirs = b.topic("shop/a")
         assert state_of(b, theirs).holder == home, "nobody asked for it here"
-    with land.open("A") as a:
+    with environment.open("A") as a:
         a.recover()
         assert told(a.topic("shop/a").read()) == numbers(0, 2)
 
 
 def test_a_topic_that_another_directory_has_does_not_keep_the_others_closed(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("A") as a, land.open("B") as b:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("A") as a, environment.open("B") as b:
         a.create_topic("shop/a").append(b"0")
         b.create_topic("shop/b").append(b"0")
         b.create_topic("shop/c").append(b"0")
@@ -270,10 +280,10 @@ def owned_by_another_process(log: Storage, name: str, lives: Storage) -> Session
 
 
 def test_limits_are_applied_once_the_session_of_a_process_that_died_is_over(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path, retention=RetentionSettings(evict_interval_s=3_600))
-    with land.open("A") as a:
+    environment = directories.shared_fs(tmp_path, retention=RetentionSettings(evict_interval_s=3_600))
+    with environment.open("A") as a:
         a.create_topic("shop/b", cap_records=2).append_many([b"0", b"1", b"2"])
-    with land.open("A") as a, land.open("B") as lives:
+    with environment.open("A") as a, environment.open("B") as lives:
         session = owned_by_another_process(a, "shop/b", lives)
         inside(a).workers.limits.step()
         assert inside(a).shards() == []
@@ -285,11 +295,11 @@ def test_limits_are_applied_once_the_session_of_a_process_that_died_is_over(tmp_
 
 
 def test_a_topic_that_a_process_which_just_died_had_open_does_not_keep_the_others_closed(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("A") as a:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("A") as a:
         for name in ("shop/a", "shop/b", "shop/c"):
             a.create_topic(name).append(b"0")
-    with land.open("A") as a, land.open("B") as lives:
+    with environment.open("A") as a, environment.open("B") as lives:
         session = owned_by_another_process(a, "shop/b", lives)
 
         with pytest.raises(Unavailable, match="of this very directory"):
@@ -308,7 +318,7 @@ def test_retention_and_export_are_no_settings_of_a_local_directory() -> None:
 
 
 def test_what_was_written_locally_is_put_into_the_store_when_the_mode_changes(tmp_path: Path) -> None:
-    before, after = rig.local(tmp_path, handoff=False), rig.shared_fs(tmp_path)
+    before, after = directories.local(tmp_path, handoff=False), directories.shared_fs(tmp_path)
     with before.open("A") as a:
         topic = a.create_topic(TOPIC)
         for number in range(30):
@@ -330,7 +340,7 @@ def test_what_was_written_locally_is_put_into_the_store_when_the_mode_changes(tm
 
 
 def test_settings_that_name_another_store_say_so_and_change_nothing(tmp_path: Path) -> None:
-    here, elsewhere = rig.shared_fs(tmp_path), rig.local(tmp_path, handoff=False)
+    here, elsewhere = directories.shared_fs(tmp_path), directories.local(tmp_path, handoff=False)
     with here.open("A") as a:
         topic = a.create_topic(TOPIC)
         topic.append_many([b"0", b"1"])
@@ -344,8 +354,11 @@ def test_settings_that_name_another_store_say_so_and_change_nothing(tmp_path: Pa
 
 
 def test_two_directories_with_metadata_of_their_own_know_nothing_of_each_other(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("A", metadata=MetadataSettings()) as a, land.open("B", metadata=MetadataSettings()) as b:
+    environment = directories.shared_fs(tmp_path)
+    with (
+        environment.open("A", metadata=MetadataSettings()) as a,
+        environment.open("B", metadata=MetadataSettings()) as b,
+    ):
         a.create_topic(TOPIC).append(b"0")
         assert b.topics() == []
         assert b.create_topic(TOPIC).append(b"0") == 0

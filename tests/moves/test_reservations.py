@@ -11,8 +11,8 @@ import pytest
 from forebay import Unavailable
 from forebay.storage import Topic
 from forebay.testing.inside import inside
-from tests.moves import rig
-from tests.moves.rig import RESERVED, metadata_of, shard_of
+from tests.support.environments import directories
+from tests.support.environments.directories import RESERVED, metadata_of, shard_of
 from tests.support.waiting import until
 
 
@@ -21,7 +21,7 @@ def _reserved(topic: Topic) -> int:
 
 
 def test_an_append_finds_its_offsets_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with rig.shared_fs(tmp_path).open("one") as log:
+    with directories.shared_fs(tmp_path).open("one") as log:
         topic = log.create_topic("t", durability="fsync")
         topic.append(b"first")
         metadata, asked = metadata_of(log), []
@@ -46,7 +46,7 @@ def test_an_append_finds_its_offsets_reserved(tmp_path: Path, monkeypatch: pytes
 def test_without_the_metadata_store_a_shard_that_runs_out_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with rig.shared_fs(tmp_path).open("one") as log:
+    with directories.shared_fs(tmp_path).open("one") as log:
         one, other = (log.create_topic(name, durability="fsync") for name in ("one", "other"))
         one.append(b"0")
         other.append(b"0")

@@ -10,10 +10,10 @@ from forebay.loads.prepare import Sink
 from forebay.spark.writing.delivery import deliver
 from forebay.spark.writing.options import Target, WriteOptions, look
 from tests.history.test_servers_killed import Bucket
-from tests.moves import rig
 from tests.moves.conftest import WITH_SERVERS
-from tests.moves.rig import TOPIC, Land
 from tests.spark.test_writing_delivery import VALUES, staged
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, Environment
 from tests.support.etcd import Cluster
 from tests.support.servers import ACCESS_KEY, SECRET_KEY
 
@@ -21,12 +21,14 @@ pytestmark = list(WITH_SERVERS)
 
 
 @pytest.fixture
-def shared(tmp_path: Path, bucket: Bucket, etcd: Cluster, folder: str) -> Land:
-    return rig.in_etcd(rig.object_store(tmp_path, bucket.endpoint, folder), etcd.endpoints, f"/{folder}")
+def shared(tmp_path: Path, bucket: Bucket, etcd: Cluster, folder: str) -> Environment:
+    return directories.in_etcd(
+        directories.object_store(tmp_path, bucket.endpoint, folder), etcd.endpoints, f"/{folder}"
+    )
 
 
 @pytest.fixture
-def target(shared: Land, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Target:
+def target(shared: Environment, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Target:
     monkeypatch.setenv("BUCKET_KEY", ACCESS_KEY)
     monkeypatch.setenv("BUCKET_SECRET", SECRET_KEY)
     with shared.open("A") as log:
@@ -50,7 +52,7 @@ def target(shared: Land, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Tar
 
 @pytest.mark.slow
 @pytest.mark.parametrize("owner", ["nobody", "a directory elsewhere"])
-def test_a_batch_is_brought_once_into_a_bucket(shared: Land, target: Target, owner: str) -> None:
+def test_a_batch_is_brought_once_into_a_bucket(shared: Environment, target: Target, owner: str) -> None:
     sink = Sink(query_id="query", batch_id=0)
     log = shared.open("A") if owner != "nobody" else None
     if log is not None:

@@ -15,8 +15,8 @@ from forebay.places import Places
 from forebay.sealed import ByteSource
 from forebay.storage import Storage, Topic
 from tests.compacting.directly import check_sound, compacted, kinds_of
-from tests.moves import rig
-from tests.moves.rig import TOPIC, Land
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC, Environment
 
 ROUTER: Final = 2**63 + 7
 SENT: Final = ((5, -1), (9, 5), (10, None), (2**40, 10))
@@ -52,65 +52,65 @@ def _check(topic: Topic, offsets: dict[tuple[int, int], int]) -> None:
     assert stored == [b"%d" % sequence for sequence, _ in SENT for _ in "ab"] + [b"plain", b"v", b"v"]
 
 
-def _restarted(land: Land) -> str:
+def _restarted(environment: Environment) -> str:
     return "one"
 
 
-def _sealed(land: Land) -> str:
-    with land.open("one") as log:
+def _sealed(environment: Environment) -> str:
+    with environment.open("one") as log:
         log.seal_topic(TOPIC)
     return "two"
 
 
-def _closed_and_gone(land: Land) -> str:
+def _closed_and_gone(environment: Environment) -> str:
     """Clean shutdown has exported the tail; the directory is lost, and another takes over."""
-    shutil.rmtree(land.root / "one")
+    shutil.rmtree(environment.root / "one")
     return "two"
 
 
-def _compacted(land: Land) -> str:
-    with land.open("one") as log:
+def _compacted(environment: Environment) -> str:
+    with environment.open("one") as log:
         topic = log.topic(TOPIC)
         log.export_topic(TOPIC)
-        compacted(land)
+        compacted(environment)
         assert {kind.value for kind in kinds_of(log, topic)} == {"parquet"}
         log.seal_topic(TOPIC)
     return "two"
 
 
-def _files_gone(land: Land) -> str:
-    (shard,) = (land.root / "one" / "shards").iterdir()
+def _files_gone(environment: Environment) -> str:
+    (shard,) = (environment.root / "one" / "shards").iterdir()
     shutil.rmtree(shard)
     return "one"
 
 
 @pytest.mark.parametrize("after", [_restarted, _sealed, _closed_and_gone, _compacted, _files_gone])
-def test_sequences_that_leave_numbers_out_are_known_after(after: Callable[[Land], str], tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("one") as log:
+def test_sequences_that_leave_numbers_out_are_known_after(after: Callable[[Environment], str], tmp_path: Path) -> None:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("one") as log:
         log.create_topic(TOPIC)
         offsets = _produce(log)
 
-    name = after(land)
+    name = after(environment)
 
-    with land.open(name) as log:
+    with environment.open(name) as log:
         _check(log.topic(TOPIC), offsets)
-    check_sound(land, name)
+    check_sound(environment, name)
 
 
 def test_they_are_known_where_history_stays_with_the_log(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    with land.open("one") as log:
+    environment = directories.local(tmp_path)
+    with environment.open("one") as log:
         log.create_topic(TOPIC)
         offsets = _produce(log)
-    with land.open("one") as log:
+    with environment.open("one") as log:
         _check(log.topic(TOPIC), offsets)
-    check_sound(land, "one")
+    check_sound(environment, "one")
 
 
 def test_their_records_are_copied(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    with land.open("one") as log:
+    environment = directories.local(tmp_path)
+    with environment.open("one") as log:
         log.create_topic(TOPIC)
         offsets = _produce(log)
         log.copy_topic(TOPIC, log.create_topic("shop/copies").name)
@@ -124,8 +124,8 @@ def test_an_object_that_compaction_replaces_while_its_producers_are_read_is_look
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next owner took the window for damaged, and refused every producer until an operator accepted that."""
-    land = rig.shared_fs(tmp_path)
-    with land.open("one") as log:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("one") as log:
         log.create_topic(TOPIC)
         offsets = _produce(log)
         log.seal_topic(TOPIC)
@@ -135,25 +135,25 @@ def test_an_object_that_compaction_replaces_while_its_producers_are_read_is_look
     def replaced(places: Places, descriptor: SegmentDescriptor) -> ByteSource:
         if not looked:
             looked.append(descriptor)
-            compacted(land)
+            compacted(environment)
             for path in (tmp_path / "store").rglob("*.seg"):
                 path.unlink()
         return source(places, descriptor)
 
     monkeypatch.setattr(Places, "source", replaced)
-    with land.open("two") as log:
+    with environment.open("two") as log:
         _check(log.topic(TOPIC), offsets)
     assert looked
 
 
 def test_an_object_that_is_lost_leaves_producers_unknown(tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("one") as log:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("one") as log:
         log.create_topic(TOPIC)
         _produce(log)
         log.seal_topic(TOPIC)
     for path in (tmp_path / "store").rglob("*.seg"):
         path.unlink()
 
-    with land.open("two") as log, pytest.raises(Conflict, match="is not known, because"):
+    with environment.open("two") as log, pytest.raises(Conflict, match="is not known, because"):
         log.topic(TOPIC).append(b"again", producer=7, sequence=5, previous=-1, partition=0)

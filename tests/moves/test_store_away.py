@@ -17,8 +17,18 @@ from forebay.settings import ExportSettings, RetentionSettings, Settings, Storag
 from forebay.storage.background import cleanup, history
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import TOPIC, WAL, Land, id_of, numbers, pieces_of, shard_of, state_of, told
+from tests.support.environments import directories
+from tests.support.environments.directories import (
+    TOPIC,
+    WAL,
+    Environment,
+    id_of,
+    numbers,
+    pieces_of,
+    shard_of,
+    state_of,
+    told,
+)
 from tests.support.servers import s3_settings
 from tests.support.waiting import until
 
@@ -50,11 +60,11 @@ def store(bucket: Bucket) -> Iterator[Store]:
 
 
 @pytest.fixture
-def land(tmp_path: Path, bucket: Bucket, folder: str, monkeypatch: pytest.MonkeyPatch) -> Land:
+def environment(tmp_path: Path, bucket: Bucket, folder: str, monkeypatch: pytest.MonkeyPatch) -> Environment:
     for worker in (cleanup, history):
         monkeypatch.setattr(worker, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(history, "RETRY_SECONDS", 0.2)
-    return rig.object_store(
+    return directories.object_store(
         tmp_path,
         bucket.endpoint,
         folder,
@@ -74,8 +84,10 @@ def append(log: Storage, count: int) -> int:
     return topic.offsets().next
 
 
-def test_appends_go_on_while_the_store_is_away_and_export_catches_up(land: Land, store: Store, ledger: Ledger) -> None:
-    with land.open("A") as a:
+def test_appends_go_on_while_the_store_is_away_and_export_catches_up(
+    environment: Environment, store: Store, ledger: Ledger
+) -> None:
+    with environment.open("A") as a:
         topic = a.create_topic(TOPIC)
         end = append(a, 2)
         until(lambda: topic.offsets().exported == end)
@@ -106,14 +118,14 @@ def test_appends_go_on_while_the_store_is_away_and_export_catches_up(land: Land,
 
 
 def test_a_process_starts_while_the_store_is_away(
-    land: Land, store: Store, caplog: pytest.LogCaptureFixture, ledger: Ledger
+    environment: Environment, store: Store, caplog: pytest.LogCaptureFixture, ledger: Ledger
 ) -> None:
-    with land.open("A") as a:
+    with environment.open("A") as a:
         a.create_topic(TOPIC)
         end = append(a, 2)
         until(lambda: a.topic(TOPIC).offsets().exported == end)
     store.leave()
-    with caplog.at_level(logging.WARNING), land.open("A") as a:
+    with caplog.at_level(logging.WARNING), environment.open("A") as a:
         assert "history is not exported for now, appends go on" in caplog.text
         topic = a.topic(TOPIC)
         exported, end = end, append(a, 2)
@@ -144,8 +156,10 @@ def test_a_process_starts_beside_a_store_that_takes_connections_and_answers_noth
             assert topic.append(b"goes on") == 0
 
 
-def test_a_topic_that_moves_waits_for_the_store_and_goes_on_exactly(land: Land, store: Store, ledger: Ledger) -> None:
-    with land.open("A") as a, land.open("B") as b:
+def test_a_topic_that_moves_waits_for_the_store_and_goes_on_exactly(
+    environment: Environment, store: Store, ledger: Ledger
+) -> None:
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC)
         for number in range(22):
             topic.append(b"%d" % number, producer=7, sequence=number)

@@ -21,9 +21,18 @@ from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import SqliteMetadata
 from forebay.records import Bytes, Record
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import TOPIC, Land, id_of, numbers, pieces_of, shard_of, state_of, told
 from tests.storage.rig import WatchedDisk
+from tests.support.environments import directories
+from tests.support.environments.directories import (
+    TOPIC,
+    Environment,
+    id_of,
+    numbers,
+    pieces_of,
+    shard_of,
+    state_of,
+    told,
+)
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -32,8 +41,8 @@ CALLS: Final = ("get", "range", "transaction")
 
 
 @pytest.fixture
-def land(tmp_path: Path) -> Land:
-    return rig.shared_fs(tmp_path)
+def environment(tmp_path: Path) -> Environment:
+    return directories.shared_fs(tmp_path)
 
 
 def fill(log: Storage, name: str = TOPIC, count: int = 22) -> Topic:
@@ -42,8 +51,8 @@ def fill(log: Storage, name: str = TOPIC, count: int = 22) -> Topic:
     return topic
 
 
-def files_of(land: Land, topic: Topic) -> set[str]:
-    return {path for path in land.files("A") if path.startswith(topic.spec.topic_id)}
+def files_of(environment: Environment, topic: Topic) -> set[str]:
+    return {path for path in environment.files("A") if path.startswith(topic.spec.topic_id)}
 
 
 class Moment(enum.Enum):
@@ -78,8 +87,10 @@ def failing(number: int, moment: Moment) -> Iterator[Callable[[], bool]]:
 
 
 @pytest.mark.parametrize("moment", Moment)
-def test_a_metadata_error_at_any_call_is_not_taken_for_a_new_topic(land: Land, moment: Moment, ledger: Ledger) -> None:
-    with land.open("A") as a, land.open("B") as b:
+def test_a_metadata_error_at_any_call_is_not_taken_for_a_new_topic(
+    environment: Environment, moment: Moment, ledger: Ledger
+) -> None:
+    with environment.open("A") as a, environment.open("B") as b:
         for number in itertools.count():
             name = f"t{number}"
             fill(a, name)
@@ -99,19 +110,19 @@ def test_a_metadata_error_at_any_call_is_not_taken_for_a_new_topic(land: Land, m
 
 @pytest.mark.parametrize("moment", Moment)
 def test_nothing_is_cleared_and_nothing_given_up_before_the_seal_is_recorded(
-    land: Land, moment: Moment, ledger: Ledger
+    environment: Environment, moment: Moment, ledger: Ledger
 ) -> None:
-    with land.open("A") as a, land.open("B") as b:
+    with environment.open("A") as a, environment.open("B") as b:
         for number in itertools.count():
             name = f"t{number}"
             topic = fill(a, name)
-            before = files_of(land, topic)
+            before = files_of(environment, topic)
             with failing(number, moment) as struck, contextlib.suppress(Unavailable, Indeterminate):
                 a.seal_topic(name, target=id_of(b))
             if not struck():
                 break
             ledger.count("metadata faults", step="seal")
-            assert files_of(land, topic) >= before, "local files are still there"
+            assert files_of(environment, topic) >= before, "local files are still there"
             (sealed,) = a.seal_topic(name, target=id_of(b))
             assert (sealed.phase, sealed.next_offset) == (Phase.SEALED, 22)
             assert told(b.topic(name).read()) == numbers(0, 22)
@@ -120,8 +131,8 @@ def test_nothing_is_cleared_and_nothing_given_up_before_the_seal_is_recorded(
 
 
 @pytest.mark.parametrize("moment", Moment)
-def test_a_seal_that_failed_leaves_a_topic_that_takes_appends(land: Land, moment: Moment) -> None:
-    with land.open("A") as a:
+def test_a_seal_that_failed_leaves_a_topic_that_takes_appends(environment: Environment, moment: Moment) -> None:
+    with environment.open("A") as a:
         for number in itertools.count():
             name = f"t{number}"
             topic = fill(a, name)
@@ -176,9 +187,9 @@ class Writers:
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 def test_the_end_of_a_seal_is_known_when_the_last_writer_has_stopped(
-    land: Land, durability: str, ledger: Ledger
+    environment: Environment, durability: str, ledger: Ledger
 ) -> None:
-    with land.open("A") as a, land.open("B") as b:
+    with environment.open("A") as a, environment.open("B") as b:
         topic = a.create_topic(TOPIC, durability=durability)
         writers = Writers(topic)
         until(lambda: len(writers.acked) > 50)
@@ -195,8 +206,8 @@ def test_the_end_of_a_seal_is_known_when_the_last_writer_has_stopped(
         ledger.count("appends racing a seal", n=len(writers.acked))
 
 
-def test_a_topic_sealed_and_taken_back_under_load_loses_nothing(land: Land, ledger: Ledger) -> None:
-    with land.open("A") as a:
+def test_a_topic_sealed_and_taken_back_under_load_loses_nothing(environment: Environment, ledger: Ledger) -> None:
+    with environment.open("A") as a:
         topic = a.create_topic(TOPIC)
         writers = Writers(topic)
         for round_ in range(8):
@@ -213,8 +224,8 @@ def test_a_topic_sealed_and_taken_back_under_load_loses_nothing(land: Land, ledg
         assert dict(told(topic.read())) == writers.acked
 
 
-def test_of_two_who_want_a_sealed_topic_one_gets_it(land: Land, ledger: Ledger) -> None:
-    with land.open("A") as a, land.open("B") as b, ThreadPoolExecutor(2) as threads:
+def test_of_two_who_want_a_sealed_topic_one_gets_it(environment: Environment, ledger: Ledger) -> None:
+    with environment.open("A") as a, environment.open("B") as b, ThreadPoolExecutor(2) as threads:
         for number in range(12):
             name = f"t{number}"
             fill(a, name)
@@ -237,15 +248,15 @@ def test_of_two_who_want_a_sealed_topic_one_gets_it(land: Land, ledger: Ledger) 
 
 
 @pytest.mark.parametrize("damage", ["missing", "replaced", "shorter"])
-def test_the_last_object_of_history_is_missed_by_name(land: Land, damage: str) -> None:
-    with land.open("A") as a, land.open("B") as b:
+def test_the_last_object_of_history_is_missed_by_name(environment: Environment, damage: str) -> None:
+    with environment.open("A") as a, environment.open("B") as b:
         topic = fill(a)
         a.export_topic(TOPIC)
         topic.append_many([b"22", b"23"])
         a.seal_topic(TOPIC, target=id_of(b))
         taken = b.topic(TOPIC)
         assert taken.append(b"24") == 24
-        spoil(land.root / "store" / pieces_of(b, taken)[-1].object_key, damage)
+        spoil(environment.root / "store" / pieces_of(b, taken)[-1].object_key, damage)
 
         stream, seen = taken.read(), list[Record]()
         with pytest.raises(Corrupt, match=r"offset 22|\.seg"):
@@ -256,11 +267,11 @@ def test_the_last_object_of_history_is_missed_by_name(land: Land, damage: str) -
 
 
 @pytest.mark.parametrize("damage", ["missing", "replaced", "shorter"])
-def test_a_seal_does_not_trust_that_what_was_exported_is_still_there(land: Land, damage: str) -> None:
-    with land.open("A") as a, land.open("B") as b:
+def test_a_seal_does_not_trust_that_what_was_exported_is_still_there(environment: Environment, damage: str) -> None:
+    with environment.open("A") as a, environment.open("B") as b:
         topic = fill(a)
         a.export_topic(TOPIC)
-        spoil(land.root / "store" / pieces_of(a, topic)[0].object_key, damage)
+        spoil(environment.root / "store" / pieces_of(a, topic)[0].object_key, damage)
 
         with pytest.raises(Corrupt, match=r"is not what was exported: it is not sealed; run"):
             a.seal_topic(TOPIC, target=id_of(b))
@@ -281,7 +292,7 @@ def spoil(path: Path, damage: str) -> None:
 
 
 def test_a_seal_waits_for_an_export_that_is_under_way(
-    land: Land, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
 ) -> None:
     uploading, go_on = threading.Event(), threading.Event()
     upload = DirectoryStore.upload
@@ -291,7 +302,7 @@ def test_a_seal_waits_for_an_export_that_is_under_way(
         assert go_on.wait(60)
         return upload(store, key, source)
 
-    with land.open("A") as a, land.open("B") as b, ThreadPoolExecutor(2) as threads:
+    with environment.open("A") as a, environment.open("B") as b, ThreadPoolExecutor(2) as threads:
         topic = fill(a)
         monkeypatch.setattr(DirectoryStore, "upload", slowly)
         export = threads.submit(a.export_topic, TOPIC)
@@ -310,7 +321,7 @@ def test_a_seal_waits_for_an_export_that_is_under_way(
     ledger.count("seals during an export")
 
 
-def test_a_shard_that_cannot_write_is_not_sealed_until_it_can(land: Land) -> None:
+def test_a_shard_that_cannot_write_is_not_sealed_until_it_can(environment: Environment) -> None:
     disk, broken = WatchedDisk(), threading.Event()
 
     def meet(kind: str, path: str) -> None:
@@ -318,7 +329,7 @@ def test_a_shard_that_cannot_write_is_not_sealed_until_it_can(land: Land) -> Non
             raise OSError(errno.EIO, "on purpose", path)
 
     disk.meet = meet
-    with Storage.open(land.root / "A", land.settings, disk=disk) as a, land.open("B") as b:
+    with Storage.open(environment.root / "A", environment.settings, disk=disk) as a, environment.open("B") as b:
         topic = fill(a)
         broken.set()
         with pytest.raises((Unavailable, Indeterminate)):
@@ -345,11 +356,11 @@ def _sealed(log: Storage, target: str) -> bool:
     return False
 
 
-def test_history_is_not_written_twice_by_owners_in_a_row(land: Land) -> None:
-    with land.open("A") as a, land.open("B") as b:
+def test_history_is_not_written_twice_by_owners_in_a_row(environment: Environment) -> None:
+    with environment.open("A") as a, environment.open("B") as b:
         topic = fill(a)
         a.seal_topic(TOPIC)
-        objects = {path.name: path.stat().st_mtime_ns for path in (land.root / "store").rglob("*.seg")}
+        objects = {path.name: path.stat().st_mtime_ns for path in (environment.root / "store").rglob("*.seg")}
         taken = b.topic(TOPIC)
         taken.append(b"22")
         b.seal_topic(TOPIC)
@@ -357,7 +368,7 @@ def test_history_is_not_written_twice_by_owners_in_a_row(land: Land) -> None:
         assert topic.append(b"23") == 23
         a.export_topic(TOPIC)
 
-        now = {path.name: path.stat().st_mtime_ns for path in (land.root / "store").rglob("*.seg")}
+        now = {path.name: path.stat().st_mtime_ns for path in (environment.root / "store").rglob("*.seg")}
         assert now.items() >= objects.items(), "no object is ever written again"
         assert [(piece.start, piece.end) for piece in pieces_of(a, topic)] == [(0, 22), (22, 23), (23, 24)]
         assert shard_of(topic).history.exported == 24

@@ -26,56 +26,56 @@ from forebay.errors import ForebayError
 from forebay.format.files.segment import index_name
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.metadata import DeleteRange, MetadataStore
+from tests.compacting.environment import CompactionEnvironment, Compactor
 from tests.compacting.test_races import Interposed, exported_around_a_swap, swept_around_a_swap
-from tests.compacting.world import Compactor, World
-from tests.history.house import KEYS
 from tests.ledger import Ledger
+from tests.support.environments.shard import KEYS
 
-Run = Callable[[World], None]
-
-
-def _undisturbed(world: World) -> None:
-    Compactor(world).run()
+Run = Callable[[CompactionEnvironment], None]
 
 
-def _deleted_between(world: World) -> None:
-    going = Compactor(world).steps()
+def _undisturbed(environment: CompactionEnvironment) -> None:
+    Compactor(environment).run()
+
+
+def _deleted_between(environment: CompactionEnvironment) -> None:
+    going = Compactor(environment).steps()
     while next(going) != "write":
         pass
-    world.delete()
+    environment.delete()
     list(going)
 
 
-def _swept_between(world: World) -> None:
-    going = Compactor(world).steps()
+def _swept_between(environment: CompactionEnvironment) -> None:
+    going = Compactor(environment).steps()
     while next(going) != "write":
         pass
-    world.sweep()
+    environment.sweep()
     with contextlib.suppress(ForebayError):
         list(going)
 
 
-def _lease_lost_at_the_last_moment(world: World) -> None:
+def _lease_lost_at_the_last_moment(environment: CompactionEnvironment) -> None:
     def lose() -> None:
         compactor.session.close()
-        world.sweep()
+        environment.sweep()
 
-    compactor = Compactor(world, Interposed(world, lose))
+    compactor = Compactor(environment, Interposed(environment, lose))
     with contextlib.suppress(ForebayError):
         compactor.run()
 
 
-def _swapped_inside_a_sweep(world: World) -> None:
+def _swapped_inside_a_sweep(environment: CompactionEnvironment) -> None:
     """The compactor swaps and ends after each question of a sweep in turn; what is broken then is noted."""
     questions, is_reached = 0, True
     while is_reached:
         questions += 1
         other, is_reached = swept_around_a_swap(questions)
-        world.violations += other.broken()
+        environment.violations += other.broken()
 
 
-def _swapped_inside_an_export(world: World) -> None:
-    world.violations += exported_around_a_swap()
+def _swapped_inside_an_export(environment: CompactionEnvironment) -> None:
+    environment.violations += exported_around_a_swap()
 
 
 def _lease_not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -164,12 +164,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
 }
 
 
-def _named(world: World) -> set[str]:
+def _named(environment: CompactionEnvironment) -> set[str]:
     """The promises that do not hold."""
-    named = {violation.invariant for violation in world.broken()}
+    named = {violation.invariant for violation in environment.broken()}
     if not named & {"I16", "I18"}:
-        found, wanted = world.visible(), world.expected()
-        named |= {"I23"} if found.keys() & world.deleted else set()
+        found, wanted = environment.visible(), environment.expected()
+        named |= {"I23"} if found.keys() & environment.deleted else set()
         named |= {"I6"} if wanted.keys() - found.keys() else set()
     return named
 
@@ -178,13 +178,13 @@ def _named(world: World) -> set[str]:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_break_is_named(name: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> None:
     mutant = MUTANTS[name]
-    sound = World()
+    sound = CompactionEnvironment()
     mutant.run(sound)
     assert _named(sound) == set(), "without the break all holds"
 
-    world = World()
+    environment = CompactionEnvironment()
     mutant.breaks(monkeypatch)
-    mutant.run(world)
+    mutant.run(environment)
 
-    assert mutant.invariant in _named(world)
+    assert mutant.invariant in _named(environment)
     ledger.count("mutants of compaction", invariant=mutant.invariant)

@@ -39,15 +39,15 @@ from forebay.testing.inside import inside
 from forebay.testing.interleavings import Exploration
 from forebay.testing.invariants import Violation, names_of
 from forebay.testing.metadata import Fault
-from tests.history.attached import Land, values
+from tests.history.attached import LoadEnvironment, values
 from tests.ledger import Ledger
 from tests.mutants.test_mutants import Mutant
 from tests.protocol.consuming import missed_by_consumers
-from tests.protocol.judging import check_world
+from tests.protocol.environment import OwnersEnvironment
+from tests.protocol.judging import check_environment
 from tests.protocol.scenarios import SCENARIOS
 from tests.protocol.test_exhaustive import SAME_DIRECTORY, Zombies, judge, owner
 from tests.protocol.test_schedules import Play
-from tests.protocol.world import World
 from tests.storage.cursor_sequences import broken_by_some_sequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
@@ -85,16 +85,16 @@ def _some_schedules() -> list[Violation]:
 def _take_over() -> list[Violation]:
     """A directory takes over that still has files of its own from before."""
     scenario = next(scenario for scenario in SCENARIOS if scenario.name == "take-over")
-    world = World()
-    scenario.run(world, scenario.before(world))
-    return scenario.check(world)
+    environment = OwnersEnvironment()
+    scenario.run(environment, scenario.before(environment))
+    return scenario.check(environment)
 
 
 def _seal_without_an_object() -> list[Violation]:
     """The store has lost an object when the shard is sealed; once it has moved, local files are cleared away."""
     blobs = SimulatedBlobs(clock=ManualClock())
-    world = World(blobs=blobs)
-    node, other = world.node("a"), world.node("b")
+    environment = OwnersEnvironment(blobs=blobs)
+    node, other = environment.node("a"), environment.node("b")
     node.append(3)
     node.export()
     node.append()
@@ -106,97 +106,101 @@ def _seal_without_an_object() -> list[Violation]:
         node.clear_moved()
     except ForebayError:
         pass
-    files = world.log_files("a") | world.log_files("b")
-    return list(every_record_has_a_copy(world.history(), world.catalog.descriptors(), world.fetch, files))
+    files = environment.log_files("a") | environment.log_files("b")
+    return list(
+        every_record_has_a_copy(environment.history(), environment.catalog.descriptors(), environment.fetch, files)
+    )
 
 
 def _seal_and_look_later() -> list[Violation]:
     """As above, but nothing else happens: what was recorded at the seal must be true at that moment."""
     blobs = SimulatedBlobs(clock=ManualClock())
-    world = World(blobs=blobs)
-    node = world.node("a")
+    environment = OwnersEnvironment(blobs=blobs)
+    node = environment.node("a")
     node.append(3)
     node.export()
     for key in blobs.contents:
         blobs.delete(key)
     with contextlib.suppress(ForebayError):
         node.seal()
-    return world.uncovered
+    return environment.uncovered
 
 
 def _export_over_an_object() -> list[Violation]:
     """Under the name of what is to be exported lies something else of its size, as a failing store may leave it."""
-    twin = World(blobs=SimulatedBlobs(clock=ManualClock()))
+    twin = OwnersEnvironment(blobs=SimulatedBlobs(clock=ManualClock()))
     node = twin.node("a")
     node.append(3)
     node.export()
     blobs = SimulatedBlobs(clock=ManualClock())
     for key, content in twin.objects().items():
         blobs.upload(key, [bytes(len(content))])
-    world = World(blobs=blobs)
-    node = world.node("a")
+    environment = OwnersEnvironment(blobs=blobs)
+    node = environment.node("a")
     node.append(3)
     node.export()
     assert blobs.contents.keys() == twin.objects().keys(), "the same names, for the same bytes"
-    return list(objects_are_whole(world.catalog.descriptors(), world.fetch))
+    return list(objects_are_whole(environment.catalog.descriptors(), environment.fetch))
 
 
 def _retain_without_an_object() -> list[Violation]:
     """The store has lost an object when local copies go."""
     blobs = SimulatedBlobs(clock=ManualClock())
-    world = World(blobs=blobs)
-    node = world.node("a")
+    environment = OwnersEnvironment(blobs=blobs)
+    node = environment.node("a")
     node.append(3)
     node.export()
     node.append()
     for key in blobs.contents:
         blobs.delete(key)
     node.shard.history.retain()
-    files = world.log_files("a")
-    return list(every_record_has_a_copy(world.history(), world.catalog.descriptors(), world.fetch, files))
+    files = environment.log_files("a")
+    return list(
+        every_record_has_a_copy(environment.history(), environment.catalog.descriptors(), environment.fetch, files)
+    )
 
 
 def _repeat_after_a_move() -> list[Violation]:
     """A producer sends again what it sent to the owner before, some files ago."""
-    world = World()
-    node, other = world.node("a"), world.node("b")
+    environment = OwnersEnvironment()
+    node, other = environment.node("a"), environment.node("b")
     node.append(producing=(1, 0))
     node.export()
     node.append()
     node.seal()
     other.append(producing=(1, 0))
-    return check_world(world, other.reading())
+    return check_environment(environment, other.reading())
 
 
 def _consume_beside_a_load() -> list[Violation]:
     """A consumer comes when a load is attached and not yet committed, and again when it is."""
-    land = Land()
-    node = land.node()
+    environment = LoadEnvironment()
+    node = environment.node()
     node.append(0, 2)
     node.offer({0: values(0, 4)})
-    inside(node.loads).attach_to("load-1", land.load(), [node.shard(0)])
+    inside(node.loads).attach_to("load-1", environment.load(), [node.shard(0)])
     node.append()
     node.consume()
     node.settle()
     node.consume()
     records = [step for step in node.stream() if not isinstance(step, Gap)]
-    return list(missed_by_consumers(land.disk.trace.notes(), records))
+    return list(missed_by_consumers(environment.disk.trace.notes(), records))
 
 
 def _delete_and_fail() -> list[Violation]:
     """The metadata store fails once objects are gone: whoever asks must hear that the topic is being deleted."""
     blobs = _TellingBlobs(clock=ManualClock())
-    world = World(blobs=blobs)
-    node, other = world.node("a"), world.node("b")
+    environment = OwnersEnvironment(blobs=blobs)
+    node, other = environment.node("a"), environment.node("b")
     node.append(3)
     node.export()
-    other.definitions.begin_deletion(world.ref.spec.name)
-    blobs.on_delete = lambda: world.faulty.inject(Fault.FAIL_BEFORE, count=100)
+    other.definitions.begin_deletion(environment.ref.spec.name)
+    blobs.on_delete = lambda: environment.faulty.inject(Fault.FAIL_BEFORE, count=100)
     other.deletions.finish()
-    state = world.state
+    state = environment.state
     if state is None or state.phase is Phase.DELETING:
         return []
-    return list(objects_are_whole(world.catalog.descriptors(), world.fetch))
+    return list(objects_are_whole(environment.catalog.descriptors(), environment.fetch))
 
 
 class _TellingBlobs(SimulatedBlobs):

@@ -1,4 +1,4 @@
-"""What is checked of a world at rest: records, history, and every passing of the shard from one owner to another."""
+"""What is checked of an environment at rest: records, history, and every change of its owner."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from forebay.testing.moves import (
 )
 from forebay.topics import Durability
 from tests.protocol.consuming import missed_by_consumers
-from tests.protocol.scenarios import Scenario, orphans_are_swept
-from tests.protocol.world import KEYS, World
+from tests.protocol.environment import KEYS, OwnersEnvironment
+from tests.protocol.scenarios import InterruptedScenario, orphans_are_swept
 
 
 class Passing(NamedTuple):
@@ -71,19 +71,19 @@ def excuse(history: ShardEvents, passed: Iterable[Passing]) -> ShardEvents:
     return history
 
 
-def check_world(world: World, reading: Reading) -> list[Violation]:
+def check_environment(environment: OwnersEnvironment, reading: Reading) -> list[Violation]:
     """Every promise: of the log as read by its present owner, of history, of owners that followed each other."""
-    commits = commits_of(KEYS, world.committed)
+    commits = commits_of(KEYS, environment.committed)
     passed = passings(commits)
-    history = excuse(world.history(), passed)
-    catalog = world.catalog
-    local = {f"{n}/{path}": content for n in "abc" for path, content in world.log_files(n).items()}
+    history = excuse(environment.history(), passed)
+    catalog = environment.catalog
+    local = {f"{n}/{path}": content for n in "abc" for path, content in environment.log_files(n).items()}
     return [
-        *world.uncovered,
+        *environment.uncovered,
         *check_log(history, reading),
-        *(holes_are_accounted_for(reading, passed) if world.durability is Durability.FSYNC else ()),
-        *check_history(history, catalog.descriptors(), catalog.frontier().next, world.fetch, local),
-        *owners_followed(commits, passed, reading, history, world.openings),
+        *(holes_are_accounted_for(reading, passed) if environment.durability is Durability.FSYNC else ()),
+        *check_history(history, catalog.descriptors(), catalog.frontier().next, environment.fetch, local),
+        *owners_followed(commits, passed, reading, history, environment.openings),
     ]
 
 
@@ -130,27 +130,27 @@ def _handover(passing: Passing, decision: RecoveryDecision, reading: Reading, hi
     return Handover(left, max(below, default=0), frontier, began, gaps)
 
 
-def finished(world: World, scenario: Scenario, name: str) -> list[Violation]:
+def finished(environment: OwnersEnvironment, scenario: InterruptedScenario, name: str) -> list[Violation]:
     """What is broken once the scenario has been finished by the directory of that name, every process being dead."""
     try:
-        nodes = scenario.finish(world, name)
+        nodes = scenario.finish(environment, name)
     except (ForebayError, OSError) as error:
         return [Violation("I22", f"cannot be finished: {type(error).__name__}: {error}")]
-    violations = scenario.check(world)
+    violations = scenario.check(environment)
     if not nodes:
         return violations
     reading = nodes[0].reading()
     nodes[0].consume()
     violations += [
-        *check_world(world, reading),
-        *missed_by_consumers(world.disk.trace.notes(), reading.records),
-        *orphans_are_swept(world, nodes[0]),
+        *check_environment(environment, reading),
+        *missed_by_consumers(environment.disk.trace.notes(), reading.records),
+        *orphans_are_swept(environment, nodes[0]),
     ]
-    if name in scenario.exact and world.durability is Durability.FSYNC and reading.gaps:
+    if name in scenario.exact and environment.durability is Durability.FSYNC and reading.gaps:
         violations.append(Violation("I22", f"nothing was lost, and yet there are holes: {reading.gaps}"))
     for node in nodes:
         node.die()
-    if world.durability is Durability.FSYNC:
+    if environment.durability is Durability.FSYNC:
         # I11: its owner dies once more and finds everything as it was.
-        violations += recovery_is_stable(reading, world.node(nodes[0].name).reading())
+        violations += recovery_is_stable(reading, environment.node(nodes[0].name).reading())
     return violations

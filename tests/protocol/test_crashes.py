@@ -17,9 +17,9 @@ from forebay.testing.invariants import Violation, names_follow_bytes
 from forebay.testing.moves import commits_of
 from forebay.topics import Durability
 from tests.ledger import Ledger
+from tests.protocol.environment import KEYS, OwnersEnvironment
 from tests.protocol.judging import excuse, finished, passings
-from tests.protocol.scenarios import SCENARIOS, Scenario
-from tests.protocol.world import KEYS, World
+from tests.protocol.scenarios import SCENARIOS, InterruptedScenario
 from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
@@ -38,13 +38,13 @@ CASES: Final = [
 @pytest.mark.parametrize(("scenario", "mode", "durability"), CASES)
 @pytest.mark.proves("I15", "I16", "I17", "I22")
 def test_no_crash_keeps_it_from_being_finished(
-    scenario: Scenario, mode: str, durability: Durability, ledger: Ledger
+    scenario: InterruptedScenario, mode: str, durability: Durability, ledger: Ledger
 ) -> None:
-    world = World(mode, durability)
-    nodes = scenario.before(world)
-    trace = world.disk.trace
+    environment = OwnersEnvironment(mode, durability)
+    nodes = scenario.before(environment)
+    trace = environment.disk.trace
     begun = len(trace)
-    scenario.run(world, nodes)
+    scenario.run(environment, nodes)
 
     # A store that is probed loses nothing with its probes, and `live` is never relied on after a crash.
     assert [v for v in names_follow_bytes(trace) if not (".probe" in v.message or v.message.startswith("live "))] == []
@@ -64,17 +64,19 @@ def test_no_crash_keeps_it_from_being_finished(
     assert broken[:10] == []
 
 
-def _broken(state: CrashState, scenario: Scenario, mode: str, durability: Durability, name: str) -> list[Violation]:
-    world = World.after(state, mode, durability)
-    return [*_at_that_moment(world), *finished(world, scenario, name)]
+def _broken(
+    state: CrashState, scenario: InterruptedScenario, mode: str, durability: Durability, name: str
+) -> list[Violation]:
+    environment = OwnersEnvironment.after(state, mode, durability)
+    return [*_at_that_moment(environment), *finished(environment, scenario, name)]
 
 
-def _at_that_moment(world: World) -> list[Violation]:
+def _at_that_moment(environment: OwnersEnvironment) -> list[Violation]:
     """I15 to I17 on what the crash left, before anyone repairs anything; but a deletion may have begun."""
-    commits = commits_of(KEYS, world.committed)
-    catalog = world.catalog
-    if world.state is None or world.state.phase == "deleting":
+    commits = commits_of(KEYS, environment.committed)
+    catalog = environment.catalog
+    if environment.state is None or environment.state.phase == "deleting":
         return []
-    history = excuse(world.history(), passings(commits))
-    local = {f"{name}/{path}": content for name in "abc" for path, content in world.log_files(name).items()}
-    return check_history(history, catalog.descriptors(), catalog.frontier().next, world.fetch, local)
+    history = excuse(environment.history(), passings(commits))
+    local = {f"{name}/{path}": content for name in "abc" for path, content in environment.log_files(name).items()}
+    return check_history(history, catalog.descriptors(), catalog.frontier().next, environment.fetch, local)

@@ -33,15 +33,15 @@ from forebay.testing.moves import Commit, Operations, commits_of, nothing_of_old
 from forebay.topics import Durability
 from forebay.wal.recovery.survey import Survey
 from tests.ledger import Ledger
-from tests.protocol.ground import TOPIC_ID
+from tests.protocol.environment import KEYS, OwnersEnvironment, settings_of
 from tests.protocol.judging import Passing, passings, seals_are_exact
-from tests.protocol.world import KEYS, World, settings_of
+from tests.support.environments.simulated import TOPIC_ID
 from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 SETTINGS: Final = settings_of("shared_fs")
-REF: Final = World().ref
+REF: Final = OwnersEnvironment().ref
 
 
 class Began(NamedTuple):

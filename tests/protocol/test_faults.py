@@ -20,9 +20,9 @@ from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
 from forebay.testing.moves import Operations, commits_of
 from tests.ledger import Ledger
+from tests.protocol.environment import KEYS, Node, OwnersEnvironment
 from tests.protocol.judging import finished
-from tests.protocol.scenarios import SCENARIOS, Scenario
-from tests.protocol.world import KEYS, Node, World
+from tests.protocol.scenarios import SCENARIOS, InterruptedScenario
 from tests.support.soak import SOAK, sampled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
@@ -55,52 +55,52 @@ class Armed(NamedTuple):
 class Run:
     """A scenario up to the part that meets the fault, on a store in memory."""
 
-    def __init__(self, scenario: Scenario, mode: str) -> None:
+    def __init__(self, scenario: InterruptedScenario, mode: str) -> None:
         self.scenario = scenario
         self.blobs = SimulatedBlobs(clock=ManualClock())
-        self.world = World(mode, blobs=self.blobs)
-        self.nodes = scenario.before(self.world)
+        self.environment = OwnersEnvironment(mode, blobs=self.blobs)
+        self.nodes = scenario.before(self.environment)
         self.first = len(self.blobs.calls)
-        self.before = dict(self.world.faulty.calls)
+        self.before = dict(self.environment.faulty.calls)
         self.violations: list[Violation] = []
-        self.world.on_commit = self._committed
+        self.environment.on_commit = self._committed
 
     def _committed(self, operations: Operations) -> None:
         for commit in commits_of(KEYS, [operations]):
-            self.violations += references_are_complete(commit.pieces, self.world.fetch)
+            self.violations += references_are_complete(commit.pieces, self.environment.fetch)
 
     def calls(self) -> tuple[dict[str, int], list[Call]]:
         """What is asked of the metadata store and of the store when nothing fails."""
-        self.scenario.run(self.world, self.nodes)
-        asked = {method: count - self.before.get(method, 0) for method, count in self.world.faulty.calls.items()}
+        self.scenario.run(self.environment, self.nodes)
+        asked = {method: count - self.before.get(method, 0) for method, count in self.environment.faulty.calls.items()}
         return asked, self.blobs.calls[self.first :]
 
     def meet(self, armed: Armed) -> None:
         """Run with the fault armed; whatever it makes of it."""
         if isinstance(armed.fault, MetadataFault):
-            self.world.faulty.inject(armed.fault, method=armed.method, after=armed.at, count=armed.times)
+            self.environment.faulty.inject(armed.fault, method=armed.method, after=armed.at, count=armed.times)
         else:
             self.blobs.fail_at(self.first + armed.at, armed.fault)
         self.attempt()
-        self.world.faulty.heal()
+        self.environment.faulty.heal()
         self.blobs.heal()
 
     def attempt(self) -> bool:
         try:
-            self.scenario.run(self.world, self.nodes)
+            self.scenario.run(self.environment, self.nodes)
         except (ForebayError, OSError):
             return False
         return True
 
     def land(self) -> int:
-        return len(self.world.faulty.land()) + self.blobs.land()
+        return len(self.environment.faulty.land()) + self.blobs.land()
 
     def die(self) -> None:
         for node in self.nodes:
             node.die()
 
 
-def faults_of(scenario: Scenario, mode: str) -> Iterator[Armed]:
+def faults_of(scenario: InterruptedScenario, mode: str) -> Iterator[Armed]:
     """Every fault at every call."""
     asked, calls = Run(scenario, mode).calls()
     for method, count in asked.items():
@@ -115,7 +115,9 @@ def faults_of(scenario: Scenario, mode: str) -> Iterator[Armed]:
 
 @pytest.mark.parametrize(("scenario", "mode"), CASES)
 @pytest.mark.proves("I20", "I22")
-def test_whatever_fails_the_next_process_brings_it_to_its_end(scenario: Scenario, mode: str, ledger: Ledger) -> None:
+def test_whatever_fails_the_next_process_brings_it_to_its_end(
+    scenario: InterruptedScenario, mode: str, ledger: Ledger
+) -> None:
     broken: list[str] = []
     for armed in sampled(faults_of(scenario, mode), one_in=2, seed=f"{scenario.name} {mode}"):
         # By chance, but always the same: else one kind of fault would go with one way to finish it.
@@ -130,7 +132,7 @@ def test_whatever_fails_the_next_process_brings_it_to_its_end(scenario: Scenario
     assert broken[:10] == []
 
 
-def _then_dies(scenario: Scenario, mode: str, armed: Armed, name: str, lands: str) -> list[Violation]:
+def _then_dies(scenario: InterruptedScenario, mode: str, armed: Armed, name: str, lands: str) -> list[Violation]:
     """The process dies over the fault, or when it has repeated what it was at."""
     run = Run(scenario, mode)
     run.meet(armed)
@@ -141,27 +143,29 @@ def _then_dies(scenario: Scenario, mode: str, armed: Armed, name: str, lands: st
     run.die()
     if lands == "before":
         run.land()
-    violations = finished(run.world, scenario, name)
+    violations = finished(run.environment, scenario, name)
     if lands == "after":
-        before = run.world.committed
+        before = run.environment.committed
         run.land()
-        if run.world.committed != before:
-            violations.append(Violation("I20", f"landed after all was done: {run.world.committed[len(before) :]}"))
+        if run.environment.committed != before:
+            violations.append(
+                Violation("I20", f"landed after all was done: {run.environment.committed[len(before) :]}")
+            )
     return [*run.violations, *violations]
 
 
-def _moved_away(blobs: SimulatedBlobs) -> tuple[World, Node, Node]:
-    world = World(blobs=blobs)
-    node, other = world.node("a"), world.node("b")
+def _moved_away(blobs: SimulatedBlobs) -> tuple[OwnersEnvironment, Node, Node]:
+    environment = OwnersEnvironment(blobs=blobs)
+    node, other = environment.node("a"), environment.node("b")
     node.append(3)
     node.rotate()
-    return world, node, other
+    return environment, node, other
 
 
 def test_an_upload_that_lands_after_the_topic_was_deleted_is_swept_after_its_grace(ledger: Ledger) -> None:
     for method in ("upload", "put_if_absent"):
         blobs = SimulatedBlobs(clock=ManualClock())
-        world, node, other = _moved_away(blobs)
+        environment, node, other = _moved_away(blobs)
         blobs.inject(BlobFault.LATE, method=method)
         with pytest.raises(ForebayError):
             node.shard.history.catch_up()
@@ -172,18 +176,18 @@ def test_an_upload_that_lands_after_the_topic_was_deleted_is_swept_after_its_gra
 
         assert blobs.land() == 1
         assert blobs.contents
-        world.clock.advance(world.settings.export.orphan_grace_s + 1)
+        environment.clock.advance(environment.settings.export.orphan_grace_s + 1)
         other.deletions.sweep_late()
 
         assert blobs.contents == {}
-        assert world.inner.snapshot().keys == ()
-        assert world.log_files("a") == {}
+        assert environment.inner.snapshot().keys == ()
+        assert environment.log_files("a") == {}
         ledger.count("zombie writes")
 
 
 def test_a_list_that_is_old_when_the_topic_is_deleted_leaves_nothing_for_ever() -> None:
     blobs = SimulatedBlobs(clock=ManualClock())
-    world, node, other = _moved_away(blobs)
+    environment, node, other = _moved_away(blobs)
     node.shard.history.catch_up()
     blobs.hold_lists_back()
     node.append()
@@ -192,9 +196,9 @@ def test_a_list_that_is_old_when_the_topic_is_deleted_leaves_nothing_for_ever() 
     assert blobs.contents, "the list did not show all of it"
     blobs.let_lists_go()
     node.clear_moved()
-    world.clock.advance(world.settings.export.orphan_grace_s + 1)
+    environment.clock.advance(environment.settings.export.orphan_grace_s + 1)
 
     other.deletions.sweep_late()
 
     assert blobs.contents == {}
-    assert world.inner.snapshot().keys == ()
+    assert environment.inner.snapshot().keys == ()

@@ -28,10 +28,10 @@ from forebay.testing.moves import Operations, commits_of
 from forebay.testing.schedules import LockStep, PausingBlobs, PausingMetadata
 from tests.ledger import Ledger
 from tests.protocol.consuming import missed_by_consumers
-from tests.protocol.ground import GRACE_S
-from tests.protocol.judging import check_world
+from tests.protocol.environment import KEYS, Node, OwnersEnvironment
+from tests.protocol.judging import check_environment
 from tests.protocol.scenarios import orphans_are_swept
-from tests.protocol.world import KEYS, Node, World
+from tests.support.environments.simulated import GRACE_S
 from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
@@ -46,12 +46,12 @@ LATE: Final = (BlobFault.LATE, BlobFault.FAIL_AFTER, BlobFault.FAIL_BEFORE, Blob
 class Watched(FaultyMetadata):
     """What one process writes: it counts what comes after another has the shard."""
 
-    def __init__(self, inner: MetadataStore, world: World) -> None:
+    def __init__(self, inner: MetadataStore, environment: OwnersEnvironment) -> None:
         super().__init__(inner)
         self.zombie_writes = 0
         self.violations: list[Violation] = []
         self.node: Node | None = None
-        self._world = world
+        self._environment = environment
 
     def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
         late = self._is_late(operations)
@@ -62,7 +62,7 @@ class Watched(FaultyMetadata):
         return outcome
 
     def _is_late(self, operations: Sequence[Operation]) -> bool:
-        state = self._world.state
+        state = self._environment.state
         if state is None or self.node is None:
             return False
         writes = [
@@ -78,10 +78,10 @@ class Player:
         self.play = play
         self.name = name
         self.is_stopped = False
-        self.watched = Watched(play.world.metadata, play.world)
+        self.watched = Watched(play.environment.metadata, play.environment)
         self.metadata = PausingMetadata(self.watched, play.schedule.pause)
         blobs = PausingBlobs(play.blobs, play.schedule.pause)
-        self.node: Node = play.world.node(name, metadata=self.metadata, store=blobs)
+        self.node: Node = play.environment.node(name, metadata=self.metadata, store=blobs)
         self.watched.node = self.node
         self.sequence = 0
 
@@ -90,7 +90,7 @@ class Player:
         session = self.metadata.sessions[-1]
         session.is_blind = is_blind
         self.is_stopped = True
-        self.play.world.inner.end_session(session.id)
+        self.play.environment.inner.end_session(session.id)
 
     def wake(self) -> None:
         """It goes on where it stopped; later it learns that its session is over."""
@@ -144,12 +144,12 @@ def _retain(player: Player) -> None:
 
 
 def _sweep(player: Player) -> None:
-    player.play.world.clock.advance(GRACE_S + 1)
+    player.play.environment.clock.advance(GRACE_S + 1)
     player.node.cleanup.collect_owned(player.node.shard)
 
 
 def _clear(player: Player) -> None:
-    player.node.engine.clear_moved(player.play.world.ref)
+    player.node.engine.clear_moved(player.play.environment.ref)
 
 
 ACTIONS: Final[list[tuple[Callable[[Player], object], int]]] = [
@@ -176,14 +176,14 @@ class Play:
         self.chance = random.Random(seed)
         self.schedule = LockStep()
         self.blobs = SimulatedBlobs(clock=ManualClock())
-        self.world = World("local" if seed % 5 == 4 else "shared_fs", blobs=self.blobs, seed=seed)
-        self.world.on_commit = self._committed
+        self.environment = OwnersEnvironment("local" if seed % 5 == 4 else "shared_fs", blobs=self.blobs, seed=seed)
+        self.environment.on_commit = self._committed
         self.violations: list[Violation] = []
         self.players = {name: Player(self, name) for name in "abc"}
 
     def _committed(self, operations: Operations) -> None:
         for commit in commits_of(KEYS, [operations]):
-            self.violations += references_are_complete(commit.pieces, self.world.fetch)
+            self.violations += references_are_complete(commit.pieces, self.environment.fetch)
 
     def run(self) -> list[Violation]:
         """To its end: whoever still waits goes on, whatever is late lands, and one owner has it all."""
@@ -191,7 +191,7 @@ class Play:
             self._tick()
         while self.schedule.waiting:
             self.schedule.step(self.chance.choice(self.schedule.waiting))
-        self._land()
+        self._environment()
         return [*self.violations, *self._at_the_end()]
 
     def _tick(self) -> None:
@@ -209,7 +209,7 @@ class Play:
         elif dice < 0.11:
             self.blobs.inject(self.chance.choice(LATE), method=self.chance.choice(["upload", "put_if_absent"]))
         elif dice < 0.14:
-            self._land()
+            self._environment()
         elif player.name in waiting:
             # Some run far before anyone else does, as some do.
             for _ in range(self.chance.choice([1, 2, 4, 8, 40])):
@@ -229,26 +229,26 @@ class Play:
         owner.end_lease(is_blind=self.chance.random() < 0.5)
 
     def _owner(self, otherwise: Player) -> Player:
-        state = self.world.state
+        state = self.environment.state
         return self.players.get(state.holder or "", otherwise) if state is not None else otherwise
 
-    def _land(self) -> None:
+    def _environment(self) -> None:
         self.blobs.land()
         for player in self.players.values():
             player.watched.land()
 
     def _next_holder(self) -> str:
-        state = self.world.state
-        if self.world.settings.is_shared or state is None or state.phase is Phase.SEALED:
+        state = self.environment.state
+        if self.environment.settings.is_shared or state is None or state.phase is Phase.SEALED:
             return self.chance.choice("abc")
         # What lies in one directory alone goes on there.
         return state.holder or "a"
 
     def _at_the_end(self) -> list[Violation]:
         self.blobs.heal()
-        self.world.inner.end_all_sessions()
-        withdraw_target(self.world.metadata, KEYS.state, clock=ManualClock())
-        last = self.world.node(self._next_holder())
+        self.environment.inner.end_all_sessions()
+        withdraw_target(self.environment.metadata, KEYS.state, clock=ManualClock())
+        last = self.environment.node(self._next_holder())
         if last.append() is not Heard.ACKED:
             return [Violation("I33", "nobody can go on with the shard")]
         found = [violation for player in self.players.values() for violation in player.watched.violations]
@@ -256,11 +256,11 @@ class Play:
         last.consume()
         reading = last.reading()
         found += [
-            *check_world(self.world, reading),
-            *missed_by_consumers(self.world.disk.trace.notes(), reading.records),
+            *check_environment(self.environment, reading),
+            *missed_by_consumers(self.environment.disk.trace.notes(), reading.records),
         ]
         # In mode local what a seal cut short has left is there for the next one.
-        return [*found, *orphans_are_swept(self.world, last)] if self.world.settings.is_shared else found
+        return [*found, *orphans_are_swept(self.environment, last)] if self.environment.settings.is_shared else found
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -280,7 +280,7 @@ def test_no_schedule_of_owners_breaks_a_promise(part: int, ledger: Ledger) -> No
             ledger.violation("schedules, seeded")
         broken += [f"seed {seed}: {violation}" for violation in violations]
         zombie_writes += sum(player.watched.zombie_writes for player in play.players.values())
-        takeovers += len(play.world.openings)
+        takeovers += len(play.environment.openings)
     ledger.count("zombie writes", n=zombie_writes)
     ledger.count("owners that followed each other", n=takeovers)
     assert broken[:10] == []

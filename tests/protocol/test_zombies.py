@@ -14,24 +14,24 @@ from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.schedules import PausingMetadata
 from tests.ledger import Ledger
-from tests.protocol.ground import GRACE_S, TOPIC_ID
-from tests.protocol.judging import check_world
-from tests.protocol.world import KEYS, Node, World
+from tests.protocol.environment import KEYS, Node, OwnersEnvironment
+from tests.protocol.judging import check_environment
+from tests.support.environments.simulated import GRACE_S, TOPIC_ID
 from tests.wal.rig import stage
 
 
-def _blind(world: World, name: str) -> Node:
+def _blind(environment: OwnersEnvironment, name: str) -> Node:
     """A process that never notices the end of its session."""
-    metadata = PausingMetadata(world.metadata, lambda: None)
-    node = world.node(name, metadata=metadata)
+    metadata = PausingMetadata(environment.metadata, lambda: None)
+    node = environment.node(name, metadata=metadata)
     metadata.sessions[-1].is_blind = True
     return node
 
 
 def test_a_sweep_of_an_overtaken_owner_leaves_alone_what_the_next_one_is_about_to_name(ledger: Ledger) -> None:
     blobs = SimulatedBlobs(clock=ManualClock())
-    world = World(blobs=blobs)
-    zombie, node = _blind(world, "a"), world.node("b")
+    environment = OwnersEnvironment(blobs=blobs)
+    zombie, node = _blind(environment, "a"), environment.node("b")
     zombie.append()
     zombie.export()
     zombie.die()
@@ -40,20 +40,20 @@ def test_a_sweep_of_an_overtaken_owner_leaves_alone_what_the_next_one_is_about_t
     blobs.inject(Fault.SERVER_ERROR, method="put_if_absent")
     with pytest.raises(Exception, match="injected"):
         node.shard.history.catch_up()
-    world.clock.advance(GRACE_S + 1)
+    environment.clock.advance(GRACE_S + 1)
 
     assert zombie.cleanup.collect_owned(zombie.shard) == []
     node.shard.history.catch_up()
 
     ledger.count("zombie writes")
-    assert check_world(world, node.reading()) == []
+    assert check_environment(environment, node.reading()) == []
 
 
 @pytest.mark.parametrize("attempt", ["export", "seal", "delete"])
 def test_an_overtaken_owner_stops_for_ever_once_it_hears_of_it(attempt: str, ledger: Ledger) -> None:
     """Its session seems to live: what it finds in the metadata store is all that tells it."""
-    world = World()
-    zombie, node = _blind(world, "a"), world.node("b")
+    environment = OwnersEnvironment()
+    zombie, node = _blind(environment, "a"), environment.node("b")
     zombie.append(4)
     zombie.export()
     shard = zombie.shard
@@ -61,7 +61,7 @@ def test_an_overtaken_owner_stops_for_ever_once_it_hears_of_it(attempt: str, led
     zombie.rotate()
     zombie.die()
     # The next owner has its epoch and has not come to the history yet.
-    acquire(world.inner, [Wanted(KEYS.state, TOPIC_ID)], node.owner_session.owner, clock=ManualClock())
+    acquire(environment.inner, [Wanted(KEYS.state, TOPIC_ID)], node.owner_session.owner, clock=ManualClock())
     attempts: dict[str, Callable[[], object]] = {
         "export": shard.history.catch_up,
         "seal": zombie.seal,
@@ -100,12 +100,12 @@ ATTEMPTS: Final[dict[str, Callable[[Node], object]]] = {
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_an_overtaken_owner_changes_nothing_whatever_it_tries(attempt: str, ledger: Ledger) -> None:
-    world = World()
-    zombie, node = _blind(world, "a"), world.node("b")
+    environment = OwnersEnvironment()
+    zombie, node = _blind(environment, "a"), environment.node("b")
     zombie.append(2)
     zombie.die()
     node.append()
-    before = world.inner.revision()
+    before = environment.inner.revision()
     for _ in range(7):
         zombie.append()
 
@@ -113,5 +113,5 @@ def test_an_overtaken_owner_changes_nothing_whatever_it_tries(attempt: str, ledg
         ATTEMPTS[attempt](zombie)
 
     ledger.count("zombie writes")
-    assert world.inner.revision() == before
-    assert check_world(world, node.reading()) == []
+    assert environment.inner.revision() == before
+    assert check_environment(environment, node.reading()) == []

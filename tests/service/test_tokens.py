@@ -31,7 +31,7 @@ from tests.support.waiting import until
 PREFIX = "/mine"
 
 
-class Server:
+class TokenServer:
     """A process that looks tokens up, beside another one that makes and revokes them."""
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
+def server() -> Iterator[TokenServer]:
+    made = TokenServer()
     # Without the worker's thread: the test says when the store is asked.
     made.book.step()
     yield made
@@ -63,7 +63,7 @@ def create(tokens: Tokens, name: str = "billing", **given: int | None) -> NewTok
     return tokens.create(name, scopes=["read", "write"], prefixes=["shop/"], **given)
 
 
-def test_a_token_is_stored_with_the_hash_of_its_secret_and_nothing_else_of_it(server: Server) -> None:
+def test_a_token_is_stored_with_the_hash_of_its_secret_and_nothing_else_of_it(server: TokenServer) -> None:
     made = server.elsewhere.create("billing", scopes=["write", "read", "read"], prefixes=["shop/", "/shop/", "bank/a"])
     secret = made.secret.reveal()
 
@@ -78,7 +78,7 @@ def test_a_token_is_stored_with_the_hash_of_its_secret_and_nothing_else_of_it(se
     assert create(server.elsewhere).secret.reveal() != secret
 
 
-def test_a_secret_leads_to_its_principal(server: Server) -> None:
+def test_a_secret_leads_to_its_principal(server: TokenServer) -> None:
     made = create(server.elsewhere)
     server.book.step()
 
@@ -90,7 +90,7 @@ def test_a_secret_leads_to_its_principal(server: Server) -> None:
     )
 
 
-def test_of_two_tokens_of_one_name_the_operator_sees_which_is_in_use(server: Server) -> None:
+def test_of_two_tokens_of_one_name_the_operator_sees_which_is_in_use(server: TokenServer) -> None:
     old, new = create(server.elsewhere), create(server.elsewhere)
     server.book.step()
 
@@ -101,7 +101,7 @@ def test_of_two_tokens_of_one_name_the_operator_sees_which_is_in_use(server: Ser
 @pytest.mark.parametrize(
     "wrong", ["", "fbt_", "Bearer x", "fbt_" + "A" * 43, "fbt_" + "A" * 10_000, "\ud800", "\0", "☃"]
 )
-def test_anything_else_is_refused_in_the_same_words(server: Server, wrong: str) -> None:
+def test_anything_else_is_refused_in_the_same_words(server: TokenServer, wrong: str) -> None:
     made = create(server.elsewhere)
     server.book.step()
 
@@ -114,7 +114,7 @@ def test_anything_else_is_refused_in_the_same_words(server: Server, wrong: str) 
     assert refusals == {"no valid token was given: send one that is neither expired nor revoked"}
 
 
-def test_a_look_up_asks_the_store_nothing(server: Server) -> None:
+def test_a_look_up_asks_the_store_nothing(server: TokenServer) -> None:
     made = create(server.elsewhere)
     server.book.step()
 
@@ -122,7 +122,7 @@ def test_a_look_up_asks_the_store_nothing(server: Server) -> None:
     assert server.calls(server.book.step) == {}, "a step without changes polls the watch alone"
 
 
-def test_a_revocation_by_another_process_is_obeyed_with_the_next_step(server: Server) -> None:
+def test_a_revocation_by_another_process_is_obeyed_with_the_next_step(server: TokenServer) -> None:
     made, other = create(server.elsewhere), create(server.elsewhere, "audit")
     server.book.step()
 
@@ -137,7 +137,7 @@ def test_a_revocation_by_another_process_is_obeyed_with_the_next_step(server: Se
     assert server.elsewhere.revoke(made.token.token_id) == revoked, "once more changes nothing"
 
 
-def test_a_token_expires_by_the_clock_without_a_step(server: Server) -> None:
+def test_a_token_expires_by_the_clock_without_a_step(server: TokenServer) -> None:
     made = create(server.elsewhere, expires_at=server.clock.now_ms() + 1000)
     server.book.step()
 
@@ -157,7 +157,7 @@ def test_before_the_first_look_callers_are_asked_to_wait() -> None:
 
 @pytest.mark.parametrize("method", ["watch", "range"])
 def test_while_the_store_is_away_the_tokens_known_last_are_accepted(
-    server: Server, method: str, caplog: pytest.LogCaptureFixture
+    server: TokenServer, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = create(server.elsewhere)
     server.book.step()
@@ -178,7 +178,7 @@ def test_while_the_store_is_away_the_tokens_known_last_are_accepted(
         server.look(made)
 
 
-def test_a_look_that_fails_after_the_watch_has_said_so_is_made_up_for(server: Server) -> None:
+def test_a_look_that_fails_after_the_watch_has_said_so_is_made_up_for(server: TokenServer) -> None:
     made = create(server.elsewhere)
     server.metadata.inject(Fault.FAIL_BEFORE, method="range")
 
@@ -190,7 +190,9 @@ def test_a_look_that_fails_after_the_watch_has_said_so_is_made_up_for(server: Se
     assert server.look(made).name == "billing"
 
 
-def test_a_watch_that_lost_its_place_begins_again_at_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_watch_that_lost_its_place_begins_again_at_once(
+    server: TokenServer, caplog: pytest.LogCaptureFixture
+) -> None:
     made = create(server.elsewhere)
     server.metadata.compact_watches()
 
@@ -244,7 +246,7 @@ def _is_refused(book: TokenBook, made: NewToken) -> bool:
 
 
 def test_a_token_that_cannot_be_read_is_refused_and_keeps_no_other_out(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: TokenServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, other = create(server.elsewhere), create(server.elsewhere, "audit")
     key = token_key(made.token.token_id, prefix=PREFIX)
@@ -261,7 +263,7 @@ def test_a_token_that_cannot_be_read_is_refused_and_keeps_no_other_out(
     assert server.look(other).name == "audit"
 
 
-def test_fields_of_a_newer_version_survive_a_revocation(server: Server) -> None:
+def test_fields_of_a_newer_version_survive_a_revocation(server: TokenServer) -> None:
     made = create(server.elsewhere)
     key = token_key(made.token.token_id, prefix=PREFIX)
 
@@ -278,7 +280,7 @@ def test_fields_of_a_newer_version_survive_a_revocation(server: Server) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_AFTER, Fault.TIME_OUT])
-def test_a_creation_or_revocation_whose_answer_is_lost_happens_once(server: Server, fault: Fault) -> None:
+def test_a_creation_or_revocation_whose_answer_is_lost_happens_once(server: TokenServer, fault: Fault) -> None:
     here = Tokens(server.metadata, PREFIX, server.clock)
     server.metadata.inject(fault)
     made = create(here)
@@ -293,7 +295,7 @@ def test_a_creation_or_revocation_whose_answer_is_lost_happens_once(server: Serv
         server.look(made)
 
 
-def test_a_creation_whose_outcome_stays_unknown_shows_no_secret(server: Server) -> None:
+def test_a_creation_whose_outcome_stays_unknown_shows_no_secret(server: TokenServer) -> None:
     here = Tokens(server.metadata, PREFIX, server.clock)
     server.metadata.inject(Fault.TIME_OUT, count=100)
 
@@ -303,7 +305,7 @@ def test_a_creation_whose_outcome_stays_unknown_shows_no_secret(server: Server) 
     assert "fbt_" not in str(refusal.value)
 
 
-def test_an_id_that_is_taken_is_refused_and_the_other_token_stays(server: Server) -> None:
+def test_an_id_that_is_taken_is_refused_and_the_other_token_stays(server: TokenServer) -> None:
     first = create(Tokens(server.inner, PREFIX, ManualClock(seed=9)))
 
     with pytest.raises(Conflict, match="exists already"):
@@ -327,7 +329,7 @@ def test_an_id_that_is_taken_is_refused_and_the_other_token_stays(server: Server
     ],
 )
 def test_what_makes_no_token_is_refused_and_nothing_is_stored(
-    server: Server, given: dict[str, object], message: str
+    server: TokenServer, given: dict[str, object], message: str
 ) -> None:
     asked = {"name": "billing", "scopes": ["read"], "prefixes": ["shop/"], **given}
     with pytest.raises(Invalid, match=message):
@@ -336,12 +338,12 @@ def test_what_makes_no_token_is_refused_and_nothing_is_stored(
     assert server.elsewhere.all() == []
 
 
-def test_a_token_that_is_not_there_cannot_be_revoked(server: Server) -> None:
+def test_a_token_that_is_not_there_cannot_be_revoked(server: TokenServer) -> None:
     with pytest.raises(Invalid, match="there is no token 'abc': \"forebay token list\""):
         server.elsewhere.revoke("abc")
 
 
-def test_tokens_are_listed_oldest_first_with_their_state(server: Server) -> None:
+def test_tokens_are_listed_oldest_first_with_their_state(server: TokenServer) -> None:
     clock = ManualClock(seed=5)
     tokens = Tokens(server.inner, PREFIX, clock)
     expiring = create(tokens, "a", expires_at=clock.now_ms() + 10)
@@ -360,7 +362,7 @@ def test_tokens_are_listed_oldest_first_with_their_state(server: Server) -> None
     assert expiring.token.state(clock.now_ms()) is TokenState.EXPIRED
 
 
-def test_a_secret_is_shown_nowhere(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_is_shown_nowhere(server: TokenServer, caplog: pytest.LogCaptureFixture) -> None:
     made = create(server.elsewhere)
     server.book.step()
     secret, digest = made.secret.reveal(), made.token.secret_sha256
@@ -380,7 +382,7 @@ def test_a_secret_is_shown_nowhere(server: Server, caplog: pytest.LogCaptureFixt
     assert secret not in msgspec.json.encode(made.token).decode()
 
 
-def test_tokens_that_ended_long_ago_are_removed_and_no_others(server: Server) -> None:
+def test_tokens_that_ended_long_ago_are_removed_and_no_others(server: TokenServer) -> None:
     day_ms = 86_400_000
     tokens = Tokens(server.inner, PREFIX, server.clock)
     now = server.clock.now_ms()

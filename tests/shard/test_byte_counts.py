@@ -39,7 +39,7 @@ class Capped(Model):
         self.adopt(1 << 40, OnFull.REJECT_NEW)
 
     def adopt(self, cap_bytes: int, on_full: OnFull) -> None:
-        self.shard.adopt(msgspec.structs.replace(self.land.spec, cap_bytes=cap_bytes, on_full=on_full))
+        self.shard.adopt(msgspec.structs.replace(self.environment.spec, cap_bytes=cap_bytes, on_full=on_full))
 
     def append(self) -> None:
         """Single records and batches, with keys, tags and headers; some are still queued when the next is staged."""
@@ -146,7 +146,7 @@ def test_records_that_compaction_took_out_count_until_their_local_file_is_remove
 
     for file in shard.wal.files.all[:-1]:
         assert isinstance(file, SealedFile)
-        drop_file(model.land.disk, shard.wal.files, file)
+        drop_file(model.environment.disk, shard.wal.files, file)
 
     assert shard.holding().bytes < before
     model.check()

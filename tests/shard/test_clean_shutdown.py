@@ -12,64 +12,64 @@ from forebay.shard.seal import ClosedShard, end_reservations
 from forebay.testing.clock import ManualClock
 from forebay.testing.moves import RecordingMetadata
 from forebay.testing.schedules import PausingMetadata
-from tests.protocol.world import KEYS, Node, World
+from tests.protocol.environment import KEYS, Node, OwnersEnvironment
 
 
-def _owned() -> tuple[World, Node]:
+def _owned() -> tuple[OwnersEnvironment, Node]:
     """A process that never notices the end of its session, and has exported everything."""
-    world = World()
-    metadata = PausingMetadata(world.metadata, lambda: None)
-    node = world.node("a", metadata=metadata)
+    environment = OwnersEnvironment()
+    metadata = PausingMetadata(environment.metadata, lambda: None)
+    node = environment.node("a", metadata=metadata)
     metadata.sessions[-1].is_blind = True
     node.append(3)
     node.export()
-    return world, node
+    return environment, node
 
 
 def test_nothing_is_reserved_beyond_the_end_of_a_shard_that_was_closed_in_order() -> None:
-    world, node = _owned()
+    environment, node = _owned()
 
     node.engine.close()
 
-    state = world.state
+    state = environment.state
     assert state is not None and (state.owner, state.reserved_end) == (None, 3)
-    assert world.node("b").shard.decision.next_offset == 3
+    assert environment.node("b").shard.decision.next_offset == 3
 
 
 def test_whoever_was_overtaken_says_nothing_when_it_ends() -> None:
-    world, node = _owned()
+    environment, node = _owned()
     node.die()
-    other = world.node("b")
+    other = environment.node("b")
     other.append()
-    before = world.state
+    before = environment.state
 
     node.engine.close()
 
-    assert world.state == before
+    assert environment.state == before
     assert before is not None and before.reserved_end > other.shard.offsets().next
 
 
 class _Overtaken(RecordingMetadata):
     """Somebody takes the shard over right behind a look at its state."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.inner)
-        self._world = world
+    def __init__(self, environment: OwnersEnvironment) -> None:
+        super().__init__(environment.inner)
+        self._environment = environment
 
     def get(self, key: str) -> Entry | None:
         found = super().get(key)
-        self._world.node("b").append()
+        self._environment.node("b").append()
         return found
 
 
 def test_whoever_is_overtaken_while_it_looks_changes_nothing() -> None:
-    world, node = _owned()
+    environment, node = _owned()
     epoch = node.shard.epoch
     node.die()
 
-    end_reservations(_Overtaken(world), [ClosedShard(KEYS.state, epoch, 3)], clock=ManualClock())
+    end_reservations(_Overtaken(environment), [ClosedShard(KEYS.state, epoch, 3)], clock=ManualClock())
 
-    state = world.state
+    state = environment.state
     assert state is not None and (state.epoch, state.holder) == (epoch + 1, "b")
     assert state.owner is not None and state.reserved_end > 3
 

@@ -24,9 +24,9 @@ from forebay.shard.tiers import Tier, Tiers
 from forebay.testing.inside import inside
 from forebay.wal.files import SealedFile
 from forebay.wal.retention import drop_file
-from tests.history.attached import Land, values
+from tests.history.attached import LoadEnvironment, values
 from tests.ledger import Ledger
-from tests.protocol.ground import NAME, TOPIC_ID
+from tests.support.environments.simulated import NAME, TOPIC_ID
 
 STEPS: Final = 30
 
@@ -36,8 +36,8 @@ class Model:
 
     def __init__(self, mode: str, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.land = Land(mode, partitions=2)
-        self.node, self.other = self.land.node("a"), self.land.node("b")
+        self.environment = LoadEnvironment(mode, partitions=2)
+        self.node, self.other = self.environment.node("a"), self.environment.node("b")
         self.other.append(1)
         self.records: dict[int, bytes] = {}
         """Everything that was stored, by offset."""
@@ -75,10 +75,10 @@ class Model:
 
     def drop(self) -> None:
         """Local copies of what the store has go."""
-        if self.land.settings.is_shared:
+        if self.environment.settings.is_shared:
             for file in self.shard.wal.files.all[:-1][: self.chance.randint(0, 2)]:
                 if isinstance(file, SealedFile) and file.end <= self.shard.history.exported:
-                    drop_file(self.land.disk, self.shard.wal.files, file)
+                    drop_file(self.environment.disk, self.shard.wal.files, file)
         self.shard.history.retain()
 
     def load(self) -> None:
@@ -118,19 +118,19 @@ class Model:
 
     def compact(self) -> None:
         """Segments of history become few Parquet ones, without what was deleted."""
-        land, places = self.land, self.node.places
-        catalog, metadata = land.catalog(0), self.node.metadata
+        environment, places = self.environment, self.node.places
+        catalog, metadata = environment.catalog(0), self.node.metadata
         lease = compactor_key(NAME.namespace, NAME.topic, 0, prefix="/forebay")
         session = metadata.session(5)
         taken = metadata.transaction([Absent(lease)], [Put(lease, b"compactor", session.id)])
         compaction = ShardCompaction(
             catalog, TOPIC_ID, places, readable=lambda _: True, manifest=lambda piece: list(places.manifest(piece))
         )
-        shared = land.settings.is_shared
+        shared = environment.settings.is_shared
         store, name = (places.store, places.store_name) if shared else (places.loads.open(), places.loads_name)
         assert store is not None
-        outlook = compaction.outlook(Rules(settle_ms=0, segments_min=2), land.clock.now_ms())
-        target = SegmentTarget(store, name, "compaction", land.clock.now_ms())
+        outlook = compaction.outlook(Rules(settle_ms=0, segments_min=2), environment.clock.now_ms())
+        target = SegmentTarget(store, name, "compaction", environment.clock.now_ms())
         for rewrite in outlook.rewrites:
             made = [
                 merge(
@@ -138,7 +138,7 @@ class Model:
                     outlook.ended,
                     places,
                     target,
-                    token=land.clock.random_bytes(8).hex(),
+                    token=environment.clock.random_bytes(8).hex(),
                     window=ProducerWindow(10, 10),
                 )
                 for task in compaction.merges(rewrite, outlook)
@@ -148,7 +148,7 @@ class Model:
 
     def reopen(self) -> None:
         self.node.close()
-        self.node = self.land.node("a")
+        self.node = self.environment.node("a")
 
     # What must hold
 

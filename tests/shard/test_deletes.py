@@ -17,8 +17,8 @@ from forebay.testing.metadata import Fault
 from forebay.testing.moves import commits_of
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.protocol.ground import GRACE_S
-from tests.protocol.world import KEYS, MODES, Node, World
+from tests.protocol.environment import KEYS, MODES, Node, OwnersEnvironment
+from tests.support.environments.simulated import GRACE_S
 from tests.support.soak import SOAK
 
 STREAMS: Final = 400 if SOAK else 40
@@ -42,7 +42,7 @@ def holes(node: Node, start: int = 0) -> list[Gap]:
 @pytest.fixture(params=MODES)
 def node(request: pytest.FixtureRequest) -> Node:
     """One directory with twelve records, in frames of three."""
-    found = World(request.param).node("a")
+    found = OwnersEnvironment(request.param).node("a")
     for _ in range(4):
         found.append(3)
     return found
@@ -51,7 +51,7 @@ def node(request: pytest.FixtureRequest) -> Node:
 def reopened(node: Node) -> Node:
     """The next process on the same directory, after this one died."""
     node.die()
-    return node.world.node(node.name)
+    return node.environment.node(node.name)
 
 
 def test_deleted_records_are_gone_before_and_behind_the_frontier(node: Node) -> None:
@@ -70,7 +70,7 @@ def test_deleted_records_are_gone_before_and_behind_the_frontier(node: Node) -> 
         assert holes(node) == [Gap(0, 14, Reason.DELETED)]
         node.export()
         node = reopened(node)
-    state = node.world.state
+    state = node.environment.state
     assert state is not None and state.deletes > 0
 
 
@@ -78,13 +78,13 @@ def test_deleted_records_are_gone_before_and_behind_the_frontier(node: Node) -> 
 def test_a_delete_in_history_takes_effect_once_it_is_recorded_and_not_before(node: Node, fault: Fault) -> None:
     """I23: a reader that misses a record would find it again, if the delete never becomes durable."""
     node.export()
-    world = node.world
+    environment = node.environment
     seen: list[list[int]] = []
-    world.on_commit = lambda _: seen.append(live(node))
+    environment.on_commit = lambda _: seen.append(live(node))
 
     node.shard.deletes.delete_range(0, 2)
-    world.on_commit = lambda _: None
-    world.faulty.inject(fault, count=1_000)
+    environment.on_commit = lambda _: None
+    environment.faulty.inject(fault, count=1_000)
     with pytest.raises(ForebayError):
         node.shard.deletes.delete_range(4, 6)
 
@@ -109,11 +109,11 @@ def test_what_is_outstanding_is_recorded_before_its_records_are_history(node: No
     seen: list[tuple[int, int]] = []
 
     def committed(operations: object) -> None:
-        state = node.world.state
+        state = node.environment.state
         assert state is not None
-        seen.append((node.world.catalog.frontier().next, state.deletes + state.earliest))
+        seen.append((node.environment.catalog.frontier().next, state.deletes + state.earliest))
 
-    node.world.on_commit = committed
+    node.environment.on_commit = committed
     node.export()
 
     assert {recorded for frontier, recorded in seen if frontier} == {2}
@@ -157,12 +157,12 @@ def test_a_tombstone_says_why_and_is_reported_once(node: Node) -> None:
 
 
 def test_deletes_count_records_and_not_the_gaps_between_them() -> None:
-    world = World("shared_fs", Durability.MEMORY)
-    node = world.node("a")
+    environment = OwnersEnvironment("shared_fs", Durability.MEMORY)
+    node = environment.node("a")
     node.append(3)
     node.export()
     node.die()
-    other = world.node("b")
+    other = environment.node("b")
     gap = other.shard.decision.gap
     assert gap is not None
     other.append(2)
@@ -174,8 +174,8 @@ def test_deletes_count_records_and_not_the_gaps_between_them() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_move_takes_everything_along(mode: str) -> None:
-    world = World(mode)
-    node = world.node("a")
+    environment = OwnersEnvironment(mode)
+    node = environment.node("a")
     node.append(6)
     node.export()
     node.append(6)
@@ -184,24 +184,24 @@ def test_a_move_takes_everything_along(mode: str) -> None:
     node.shard.deletes.delete_range(11, 12)
     node.seal("b")
 
-    other = world.node("b")
+    other = environment.node("b")
 
     assert live(other) == [2, 3, 8, 9, 10]
     assert holes(other)[0] == Gap(0, 2, Reason.CAP)
     other.append()
     assert other.shard.deletes.delete_range(10, 13) == 2
     other.seal("a")
-    node.engine.take_back(world.ref)
+    node.engine.take_back(environment.ref)
     assert live(node) == [2, 3, 8, 9]
 
 
 def test_a_zombie_deletes_nothing_of_what_another_owns() -> None:
-    world = World("shared_fs")
-    node = world.node("a")
+    environment = OwnersEnvironment("shared_fs")
+    node = environment.node("a")
     node.append(6)
     node.export()
     node.die()
-    other = world.node("b")
+    other = environment.node("b")
     assert live(other) == list(range(6))
 
     with pytest.raises(ForebayError):
@@ -215,39 +215,39 @@ def test_a_zombie_deletes_nothing_of_what_another_owns() -> None:
 @pytest.mark.parametrize("landing", [0, 1, 2])
 def test_an_export_that_lands_late_brings_no_deleted_record_back(landing: int) -> None:
     """The outcome of the extending transaction is unknown when a delete comes: the next owner must know of it."""
-    world = World("shared_fs")
-    node = world.node("a")
+    environment = OwnersEnvironment("shared_fs")
+    node = environment.node("a")
     node.append(6)
     node.rotate()
-    world.faulty.inject(Fault.TIME_OUT, count=100)
+    environment.faulty.inject(Fault.TIME_OUT, count=100)
     with pytest.raises(ForebayError):
         node.shard.history.catch_up()
-    world.faulty.heal()
+    environment.faulty.heal()
     if landing == 0:
-        world.faulty.land()
+        environment.faulty.land()
 
     assert node.shard.deletes.delete_range(1, 3) == 2
     assert node.shard.deletes.delete_before(1) == 1
     if landing == 1:
-        world.faulty.land()
+        environment.faulty.land()
     node.die()
-    other = world.node("b")
+    other = environment.node("b")
     other.append()
     if landing == 2:
-        world.faulty.land()
+        environment.faulty.land()
 
     assert set(live(other)) & {0, 1, 2} == set()
 
 
 def pieces(node: Node) -> list[tuple[int, int]]:
     """What the catalog names."""
-    return [(piece.start, piece.end) for piece in node.world.catalog.descriptors()]
+    return [(piece.start, piece.end) for piece in node.environment.catalog.descriptors()]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_the_floor_has_passed_leaves_the_catalog_the_directory_and_the_store(mode: str) -> None:
-    world = World(mode)
-    node = world.node("a")
+    environment = OwnersEnvironment(mode)
+    node = environment.node("a")
     for _ in range(5):
         node.append(3)
         node.rotate()
@@ -264,12 +264,12 @@ def test_what_the_floor_has_passed_leaves_the_catalog_the_directory_and_the_stor
     assert [bool(history.cover(offset, offset + 1)) for offset in (0, 5, 6)] == [False, False, True], (
         "whoever remembers it looks again"
     )
-    world.clock.advance(2 * GRACE_S)
+    environment.clock.advance(2 * GRACE_S)
     node.cleanup.collect_owned(node.shard)
 
     assert pieces(node) == [(6, 9), (9, 12), (12, 15)]
     assert node.shard.wal.files.begins in (6, 15)
-    assert sum(path.endswith(".seg") for path in world.objects()) == (3 if mode == "shared_fs" else 0)
+    assert sum(path.endswith(".seg") for path in environment.objects()) == (3 if mode == "shared_fs" else 0)
     assert node.shard.history.retain() == 0
     for _ in range(2):
         assert live(node) == list(range(8, 16))
@@ -280,12 +280,12 @@ def test_what_the_floor_has_passed_leaves_the_catalog_the_directory_and_the_stor
     node.shard.history.retain()
     assert pieces(node) == [(12, 15)], "the newest stays"
     node.seal("b")
-    assert live(world.node("b")) == [15]
+    assert live(environment.node("b")) == [15]
 
 
 def test_vectors_of_windows_below_the_floor_go_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World("shared_fs")
-    node = world.node("a")
+    environment = OwnersEnvironment("shared_fs")
+    node = environment.node("a")
     for _ in range(3):
         node.append(3)
         node.rotate()
@@ -295,7 +295,7 @@ def test_vectors_of_windows_below_the_floor_go_too(monkeypatch: pytest.MonkeyPat
     node.shard.deletes.delete_before(8)
     node.shard.history.retain()
 
-    assert [entry.key for entry in world.inner.range(KEYS.deletes)] == []
+    assert [entry.key for entry in environment.inner.range(KEYS.deletes)] == []
     assert live(reopened(node)) == [8]
 
 
@@ -308,22 +308,22 @@ def test_no_fault_of_dropping_leaves_a_gap(mode: str, ledger: Ledger) -> None:
         *((f, "transaction") for f in Fault),
     ]:
         for index in range(8):
-            world = World(mode)
-            node = world.node("a")
+            environment = OwnersEnvironment(mode)
+            node = environment.node("a")
             for _ in range(4):
                 node.append(3)
                 node.rotate()
             node.export()
             node.append()
             node.shard.deletes.delete_before(8)
-            world.faulty.inject(fault, method=method, after=index)
+            environment.faulty.inject(fault, method=method, after=index)
             with contextlib.suppress(ForebayError):
                 node.shard.history.retain()
-            world.faulty.heal()
+            environment.faulty.heal()
             assert pieces(node)[-1] == (9, 12)
             assert live(node) == list(range(8, 13))
             node = reopened(node)
-            world.faulty.land()
+            environment.faulty.land()
             assert live(node) == list(range(8, 13))
             node.shard.history.retain()
             assert pieces(node)[0] == (6, 9)
@@ -331,21 +331,21 @@ def test_no_fault_of_dropping_leaves_a_gap(mode: str, ledger: Ledger) -> None:
 
 
 def test_a_directory_that_gave_a_shard_up_clears_away_what_has_ended_since() -> None:
-    world = World("shared_fs")
-    node = world.node("a")
+    environment = OwnersEnvironment("shared_fs")
+    node = environment.node("a")
     for _ in range(3):
         node.append(3)
         node.rotate()
     node.seal("b")
-    other = world.node("b")
+    other = environment.node("b")
     other.append()
     other.shard.deletes.delete_before(8)
     other.shard.history.retain()
     assert pieces(other)[0] == (6, 9)
 
-    node.engine.clear_moved(world.ref)
+    node.engine.clear_moved(environment.ref)
 
-    assert world.log_files("a") == {}
+    assert environment.log_files("a") == {}
 
 
 class Model:
@@ -378,7 +378,7 @@ class Model:
         elif roll == 9:
             node.export()
             node.shard.history.retain()
-            node.world.clock.advance(2 * GRACE_S)
+            node.environment.clock.advance(2 * GRACE_S)
             node.cleanup.collect_owned(node.shard)
         elif roll == 10:
             node.engine.close()
@@ -404,7 +404,7 @@ class Model:
 def test_random_operations_leave_exactly_what_the_model_says(mode: str, ledger: Ledger) -> None:
     for seed in range(STREAMS):
         model = Model(f"{mode} {seed}")
-        node = World(mode, seed=seed).node("a")
+        node = OwnersEnvironment(mode, seed=seed).node("a")
         for _ in range(40):
             node = model.step(node)
             assert node.shard.offsets().earliest == model.earliest
@@ -415,23 +415,23 @@ def test_random_operations_leave_exactly_what_the_model_says(mode: str, ledger: 
 
 def _faults(mode: str) -> Iterator[tuple[Fault, str, int, int]]:
     """Every fault at every call of the scenario."""
-    world, node = _begun(mode)
-    before = dict(world.faulty.calls)
+    environment, node = _begun(mode)
+    before = dict(environment.faulty.calls)
     _scenario(node, [], set())
-    for method, count in world.faulty.calls.items():
+    for method, count in environment.faulty.calls.items():
         for index in range(count - before.get(method, 0)):
             for fault in Fault if method == "transaction" else [Fault.FAIL_BEFORE]:
                 yield fault, method, index, 1
                 yield fault, method, index, 100
 
 
-def _begun(mode: str) -> tuple[World, Node]:
-    world = World(mode)
-    node = world.node("a")
+def _begun(mode: str) -> tuple[OwnersEnvironment, Node]:
+    environment = OwnersEnvironment(mode)
+    node = environment.node("a")
     node.append(4)
     node.export()
     node.append(4)
-    return world, node
+    return environment, node
 
 
 def _scenario(node: Node, acked: list[int], begun: set[int]) -> None:
@@ -456,25 +456,25 @@ def _scenario(node: Node, acked: list[int], begun: set[int]) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_whatever_fails_no_acknowledged_delete_is_undone_and_no_other_record_goes(mode: str, ledger: Ledger) -> None:
     for fault, method, index, count in _faults(mode):
-        world, node = _begun(mode)
+        environment, node = _begun(mode)
         acked: list[int] = []
         begun: set[int] = set()
-        world.faulty.inject(fault, method=method, after=index, count=count)
+        environment.faulty.inject(fault, method=method, after=index, count=count)
         with contextlib.suppress(ForebayError):
             _scenario(node, acked, begun)
-        world.faulty.heal()
+        environment.faulty.heal()
         named = f"{fault.value} at {method} {index}, {count} times"
         alive = set(live(node)) if node.shard.wal.fenced is None else set()
         assert not alive & set(acked), named
-        exported = world.catalog.frontier().next if mode == "shared_fs" else 8
+        exported = environment.catalog.frontier().next if mode == "shared_fs" else 8
         node.die()
-        other = world.node("b" if mode == "shared_fs" else "a")
+        other = environment.node("b" if mode == "shared_fs" else "a")
         other.append()
-        world.faulty.land()
+        environment.faulty.land()
         after = set(live(other))
         assert not after & set(acked), named
         assert set(range(exported)) - begun <= after, named
         _scenario(other, acked, begun)
         assert not set(live(other)) & set(range(8)) - {2, 6}, named
-        assert commits_of(KEYS, world.committed)
+        assert commits_of(KEYS, environment.committed)
         ledger.count("metadata faults", fault=fault.value, method=method)

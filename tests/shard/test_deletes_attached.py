@@ -12,17 +12,17 @@ from forebay.shard.eviction import weigh
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.topics import ShardRef
-from tests.history.attached import LOAD, Land, Node, values
+from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, values
 
 
-def _live(node: Node) -> list[int]:
+def _live(node: LoadOwner) -> list[int]:
     return [step[0] for step in node.stream() if not isinstance(step, Gap)]
 
 
 @pytest.mark.parametrize("mode", ["shared_fs", "local"])
 def test_records_of_a_load_are_deleted_and_counted_as_any_others(mode: str) -> None:
-    land = Land(mode)
-    node = land.node()
+    environment = LoadEnvironment(mode)
+    node = environment.node()
     node.append(count=5)
     node.shard().deletes.delete_range(3, 4)
     node.offer({0: values(0, 100)}, per_segment=40)
@@ -39,17 +39,17 @@ def test_records_of_a_load_are_deleted_and_counted_as_any_others(mode: str) -> N
         assert _live(node) == expected
         assert (node.shard().holding().live, node.shard().offsets().earliest) == (len(expected), 2)
         node.close()
-        node = land.node()
+        node = environment.node()
     assert node.shard().deletes.delete_before(46) == 1
     node.shard().rotate()
     node.shard().upkeep.seal_rotated()
     node.shard().history.catch_up()
     node.shard().history.retain()
-    assert land.catalog(0).descriptors()[0].start == 45
+    assert environment.catalog(0).descriptors()[0].start == 45
     assert _live(node) == expected[1:]
 
 
-def _weighed_anew(node: Node) -> int:
+def _weighed_anew(node: LoadOwner) -> int:
     """What a shard that was just opened counts for."""
     shard = node.shard()
     return weigh(inside(shard).tiers, 0, shard.offsets().next).bytes
@@ -57,8 +57,8 @@ def _weighed_anew(node: Node) -> int:
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_bytes_of_a_load_count_once_it_is_committed_and_those_behind_it_always(*, committed: bool) -> None:
-    land = Land(partitions=2)
-    node, other = land.node("a"), land.node("b")
+    environment = LoadEnvironment(partitions=2)
+    node, other = environment.node("a"), environment.node("b")
     other.append(1)
     node.append(0, 5)
     before = node.shard().holding().bytes
@@ -70,7 +70,7 @@ def test_bytes_of_a_load_count_once_it_is_committed_and_those_behind_it_always(*
     assert node.shard().holding().bytes == waiting == _weighed_anew(node)
 
     if not committed:
-        LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
+        LoadBook(environment.inner, "/forebay", ManualClock()).give_up(LOAD)
     other.settle()
 
     held = node.shard().holding().bytes
@@ -80,26 +80,26 @@ def test_bytes_of_a_load_count_once_it_is_committed_and_those_behind_it_always(*
     assert node.shard().holding().bytes == _weighed_anew(node) > held
 
 
-def _beside(node: Node) -> FollowedShard:
+def _beside(node: LoadOwner) -> FollowedShard:
     """The shard as a second process reads it, which has not looked of late what has ended."""
-    land = node.land
+    environment = node.environment
     engine = FollowingEngine(
         f"/{node.name}/shards",
-        land.settings,
-        disk=land.disk,
-        clock=land.clock,
-        around=ShardContext(land.metadata, land.settings, node.places, node.name, lambda: True),
+        environment.settings,
+        disk=environment.disk,
+        clock=environment.clock,
+        around=ShardContext(environment.metadata, environment.settings, node.places, node.name, lambda: True),
         is_owned=lambda: True,
         is_known=lambda ref: True,
     )
-    shard = engine.open_shard(ShardRef(land.spec, 0))
-    inside(shard).skip_next_look(land.clock)
+    shard = engine.open_shard(ShardRef(environment.spec, 0))
+    inside(shard).skip_next_look(environment.clock)
     return shard
 
 
 def test_a_reader_beside_is_never_shown_that_a_load_is_lost_where_the_floor_has_passed() -> None:
     """Found by review: it was sent past the whole load, live records included, by what it knew of the floor before."""
-    node = Land().node()
+    node = LoadEnvironment().node()
     node.append(count=3)
     node.offer({0: values(0, 10)}, per_segment=5)
     node.loads.attach(LOAD)

@@ -17,8 +17,8 @@ from forebay.testing.damage import CrashDamage
 from forebay.testing.trace import Note
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.protocol.ground import GRACE_S
-from tests.protocol.world import MODES, Node, World
+from tests.protocol.environment import MODES, Node, OwnersEnvironment
+from tests.support.environments.simulated import GRACE_S
 from tests.support.soak import SOAK, sampled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
@@ -36,9 +36,9 @@ class Ended(NamedTuple):
 
 
 def _end(node: Node, offsets: range, work: Callable[[], object]) -> None:
-    node.world.disk.note(NOTE, Ended(offsets, False))
+    node.environment.disk.note(NOTE, Ended(offsets, False))
     work()
-    node.world.disk.note(NOTE, Ended(offsets, True))
+    node.environment.disk.note(NOTE, Ended(offsets, True))
 
 
 def _delete(node: Node, start: int, stop: int) -> None:
@@ -59,7 +59,7 @@ def _run(node: Node) -> None:
     node.export()
     node.append()
     node.shard.history.retain()
-    node.world.clock.advance(2 * GRACE_S)
+    node.environment.clock.advance(2 * GRACE_S)
     node.cleanup.collect_owned(node.shard)
     _end(node, range(10), lambda: node.shard.deletes.delete_before(11))
 
@@ -78,13 +78,13 @@ def _expected(notes: tuple[Note, ...], durability: Durability) -> tuple[set[int]
 
 
 def _violations(state: CrashState, mode: str, durability: Durability, name: str) -> list[str]:
-    world = World.after(state, mode, durability)
-    promised, begun = _expected(tuple(world.disk.trace.notes()), durability)
-    node = world.node(name)
+    environment = OwnersEnvironment.after(state, mode, durability)
+    promised, begun = _expected(tuple(environment.disk.trace.notes()), durability)
+    node = environment.node(name)
     first = node.reading()
     alive = {offset for offset, _ in first.records}
     broken = [f"I23: back are {sorted(alive & promised)}"] if alive & promised else []
-    acked = {offset for append in world.history().acked for offset, _ in append.records}
+    acked = {offset for append in environment.history().acked for offset, _ in append.records}
     reported = {
         offset for gap in first.gaps for offset in range(gap.start, gap.stop) if gap.reason is not Reason.DELETED
     }
@@ -95,7 +95,7 @@ def _violations(state: CrashState, mode: str, durability: Durability, name: str)
     node.append()
     node.export()
     node.die()
-    back = {offset for offset, _ in world.node(name).reading().records} & (begun - alive)
+    back = {offset for offset, _ in environment.node(name).reading().records} & (begun - alive)
     if back:
         broken.append(f"I23: back at the second recovery are {sorted(back)}")
     return broken
@@ -106,16 +106,16 @@ def _violations(state: CrashState, mode: str, durability: Durability, name: str)
 @pytest.mark.proves("I23", "I24")
 def test_no_crash_brings_a_record_back_or_ends_another(mode: str, durability: Durability, ledger: Ledger) -> None:
     """I23, I24."""
-    world = World(mode, durability)
-    node = world.node("a")
+    environment = OwnersEnvironment(mode, durability)
+    node = environment.node("a")
     node.append(4)
-    begun = len(world.disk.trace)
+    begun = len(environment.disk.trace)
     _run(node)
 
     broken: list[str] = []
     # In a normal run one of those who may recover it, by chance.
     chance = random.Random(f"{mode} {durability}")
-    trace = world.disk.trace
+    trace = environment.disk.trace
     states = explore(trace, range(begun, len(trace) + 1), states_max=STATES_MAX, names_max=NAMES_MAX)
     names = ("a", "b") if mode == "shared_fs" else ("a",)
     for state in sampled(states, one_in=2, seed=f"{mode} {durability}"):

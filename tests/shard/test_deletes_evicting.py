@@ -13,7 +13,7 @@ from forebay.records import Gap, Reason
 from forebay.shard.eviction import weigh
 from forebay.testing.inside import inside
 from forebay.topics import OnFull
-from tests.protocol.world import MODES, Node, World
+from tests.protocol.environment import MODES, Node, OwnersEnvironment
 
 COUNTS = (1, 4, 2, 7, 3, 1, 5, 2, 6, 4)
 
@@ -30,7 +30,7 @@ def _append(node: Node, count: int) -> list[int]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_bytes_are_counted_exactly_in_every_tier(mode: str) -> None:
-    node = World(mode).node("a")
+    node = OwnersEnvironment(mode).node("a")
     sizes: list[int] = []
     for number, count in enumerate(COUNTS):
         sizes += _append(node, count)
@@ -49,8 +49,8 @@ def test_bytes_are_counted_exactly_in_every_tier(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_limits_that_change_are_gone_by_at_once(mode: str) -> None:
-    node = World(mode).node("a")
-    spec = node.world.ref.spec
+    node = OwnersEnvironment(mode).node("a")
+    spec = node.environment.ref.spec
     sizes = [size for count in COUNTS for size in _append(node, count)]
     node.export()
     sizes += _append(node, 5)
@@ -72,14 +72,14 @@ def test_limits_that_change_are_gone_by_at_once(mode: str) -> None:
     _append(node, 1)
 
     node.die()
-    again = node.world.node("a").shard
+    again = node.environment.node("a").shard
     assert again.offsets()[:2] == (30, 30)
     assert again.read(7).events == [Gap(7, 30, Reason.CAP)]
 
 
 def test_files_that_history_has_not_stay_though_all_in_them_has_ended() -> None:
     """Else what is exported next would not continue the history."""
-    node = World().node("a")
+    node = OwnersEnvironment().node("a")
     for _ in range(3):
         _append(node, 4)
         node.rotate()
@@ -92,6 +92,6 @@ def test_files_that_history_has_not_stay_though_all_in_them_has_ended() -> None:
     node.export()
 
     assert shard.history.exported == 13
-    assert [(piece.start, piece.end) for piece in node.world.catalog.descriptors()][-1] == (12, 13)
+    assert [(piece.start, piece.end) for piece in node.environment.catalog.descriptors()][-1] == (12, 13)
     shard.history.retain()
     assert shard.read(9).batches[0].base == 9

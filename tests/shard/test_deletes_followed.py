@@ -11,36 +11,36 @@ from forebay.shard.tiers import LOOK_SECONDS
 from forebay.testing.history import read_everything
 from forebay.testing.inside import inside
 from forebay.topics import Durability
-from tests.protocol.ground import GRACE_S
-from tests.protocol.world import MODES, Node, World
+from tests.protocol.environment import MODES, Node, OwnersEnvironment
+from tests.support.environments.simulated import GRACE_S
 
 
 def followed(node: Node, *, owned: bool = True) -> FollowedShard:
     """The same directory, opened beside its owner."""
-    world = node.world
-    around = ShardContext(world.metadata, world.settings, node.places, node.name, lambda: True)
+    environment = node.environment
+    around = ShardContext(environment.metadata, environment.settings, node.places, node.name, lambda: True)
     engine = FollowingEngine(
         f"/{node.name}/shards",
-        world.settings,
-        disk=world.disk,
-        clock=world.clock,
+        environment.settings,
+        disk=environment.disk,
+        clock=environment.clock,
         around=around,
         is_owned=lambda: owned,
         is_known=lambda ref: True,
     )
-    return engine.open_shard(world.ref)
+    return engine.open_shard(environment.ref)
 
 
 def live(node: Node, shard: FollowedShard) -> list[int]:
     """What a reader is given a moment later."""
-    node.world.clock.advance(LOOK_SECONDS)
+    node.environment.clock.advance(LOOK_SECONDS)
     return [offset for offset, _ in read_everything(shard.read, shard.offsets().next).records]
 
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reader_beside_sees_deletes_in_every_tier(mode: str, durability: Durability) -> None:
-    node = World(mode, durability).node("a")
+    node = OwnersEnvironment(mode, durability).node("a")
     node.append(4)
     node.append(4)
     beside = followed(node)
@@ -61,7 +61,7 @@ def test_a_reader_beside_sees_deletes_in_every_tier(mode: str, durability: Durab
 
 
 def test_a_reader_beside_is_never_shown_damage_where_the_floor_has_passed() -> None:
-    node = World("shared_fs").node("a")
+    node = OwnersEnvironment("shared_fs").node("a")
     for _ in range(4):
         node.append(3)
         node.rotate()
@@ -71,20 +71,20 @@ def test_a_reader_beside_is_never_shown_damage_where_the_floor_has_passed() -> N
     assert beside.read(0, 1).next == 3
     node.shard.deletes.evict_below(7, Reason.CAP)
     node.shard.history.retain()
-    node.world.clock.advance(2 * GRACE_S)
+    node.environment.clock.advance(2 * GRACE_S)
     node.cleanup.collect_owned(node.shard)
     late = followed(node)
-    inside(late).skip_next_look(node.world.clock)
+    inside(late).skip_next_look(node.environment.clock)
 
     for shard in (beside, late):
         assert shard.read(3).events == [Gap(3, 7, Reason.CAP)]
 
 
 def test_times_lead_a_reader_beside_to_the_first_live_record() -> None:
-    node = World("local").node("a")
+    node = OwnersEnvironment("local").node("a")
     for _ in range(3):
         node.append(2)
-        node.world.clock.advance(1)
+        node.environment.clock.advance(1)
     begun = node.shard.read(0).batches[0].records(0)[0].timestamp
     node.shard.deletes.delete_range(2, 5)
 

@@ -11,7 +11,7 @@ from forebay.records import Reason
 from forebay.shard import SegmentShard
 from forebay.storage import Storage
 from tests.cli.rig import Shell
-from tests.moves.rig import Land, local, metadata_of, shard_of, shared_fs
+from tests.support.environments.directories import Environment, local, metadata_of, shard_of, shared_fs
 
 
 def _shard(log: Storage) -> SegmentShard:
@@ -19,10 +19,10 @@ def _shard(log: Storage) -> SegmentShard:
 
 
 @pytest.fixture(params=["local", "shared_fs"])
-def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
     """A log with deletes on both sides of the frontier, and its front gone."""
-    land = local(tmp_path) if request.param == "local" else shared_fs(tmp_path)
-    with land.open("a") as log:
+    environment = local(tmp_path) if request.param == "local" else shared_fs(tmp_path)
+    with environment.open("a") as log:
         topic = log.create_topic("shop/orders", partitions=1)
         for number in range(6):
             topic.append_many([b"%d.%d" % (number, place) for place in range(5)])
@@ -33,33 +33,35 @@ def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
         assert shard.deletes.delete_range(28, 31) == 3
         shard.deletes.evict_below(11, Reason.TTL)
         assert shard.history.retain() == 2
-    return land
+    return environment
 
 
-def _run(land: Land, *words: str) -> list[dict[str, object]]:
+def _run(environment: Environment, *words: str) -> list[dict[str, object]]:
     settings = [
-        f"metadata.path={land.settings.metadata.path}",
-        f"storage.mode={land.settings.storage.mode}",
-        f"store.root={land.settings.store.root}" if land.settings.store.root else "",
-        f"storage.handoff_root={land.settings.storage.handoff_root}" if land.settings.storage.handoff_root else "",
+        f"metadata.path={environment.settings.metadata.path}",
+        f"storage.mode={environment.settings.storage.mode}",
+        f"store.root={environment.settings.store.root}" if environment.settings.store.root else "",
+        f"storage.handoff_root={environment.settings.storage.handoff_root}"
+        if environment.settings.storage.handoff_root
+        else "",
     ]
     given = [word for setting in settings if setting for word in ("--set", setting)]
-    return Shell(land.root / "a").run(*words, "--json", *given).items
+    return Shell(environment.root / "a").run(*words, "--json", *given).items
 
 
-def test_a_history_whose_front_has_ended_is_sound(land: Land) -> None:
-    summary = _run(land, "verify")[-1]
+def test_a_history_whose_front_has_ended_is_sound(environment: Environment) -> None:
+    summary = _run(environment, "verify")[-1]
 
     assert (summary["clean"], summary["findings"]) == (True, 0)
 
 
-def test_a_vector_that_contradicts_itself_is_named(land: Land) -> None:
-    with land.open("b", read_only=False) as log:
+def test_a_vector_that_contradicts_itself_is_named(environment: Environment) -> None:
+    with environment.open("b", read_only=False) as log:
         store = metadata_of(log)
         (entry,) = store.range("/forebay/storage/topics/shop/orders/0/deletes/")
         store.transaction([], [Put(entry.key, entry.value.replace(b'"count":', b'"count":1'))])
 
-    wrong = [str(item) for item in _run(land, "verify") if item.get("severity") == "error"]
+    wrong = [str(item) for item in _run(environment, "verify") if item.get("severity") == "error"]
 
     assert any("deletes/" in item for item in wrong), wrong
 
@@ -68,14 +70,14 @@ def test_a_vector_that_contradicts_itself_is_named(land: Land) -> None:
 def test_a_damaged_delete_holds_by_its_second_copy_and_without_one_is_named_as_undone(
     tmp_path: Path, copies: int
 ) -> None:
-    land = local(tmp_path)
-    with land.open("a") as log:
+    environment = local(tmp_path)
+    with environment.open("a") as log:
         topic = log.create_topic("shop/orders", partitions=1)
         topic.append_many([b"%d" % place for place in range(5)])
         _shard(log).deletes.delete_range(1, 4)
         topic.append(b"behind")
-    newest = max((land.root / "a" / "shards").glob("*/*.seg"))
-    places = [item["byte"] for item in _run(land, "dump", str(newest)) if item["kind"] == "delete"]
+    newest = max((environment.root / "a" / "shards").glob("*/*.seg"))
+    places = [item["byte"] for item in _run(environment, "dump", str(newest)) if item["kind"] == "delete"]
     assert len(places) == 2
     content = bytearray(newest.read_bytes())
     for place in places[:copies]:
@@ -83,7 +85,7 @@ def test_a_damaged_delete_holds_by_its_second_copy_and_without_one_is_named_as_u
         content[place + 60] ^= 1
     newest.write_bytes(content)
 
-    found = [item for item in _run(land, "verify") if "severity" in item]
+    found = [item for item in _run(environment, "verify") if "severity" in item]
 
     wanted = [
         (places[0], "note", "a frame without records"),
@@ -93,15 +95,15 @@ def test_a_damaged_delete_holds_by_its_second_copy_and_without_one_is_named_as_u
     assert (said["byte"], said["severity"]) == wanted[copies - 1][:2] and wanted[copies - 1][2] in str(said["what"])
     # Else the checkpoint of the clean stop says what was deleted, and the file is not walked.
     (newest.parent / "checkpoint").unlink()
-    with land.open("a") as log:
+    with environment.open("a") as log:
         topic = log.topic("shop/orders")
         left = [record.value for record in topic.read(0)]
         assert [place.byte for place in topic.recovery().undone] == (places[:1] if copies == 2 else [])
     assert left == ([b"0", b"4", b"behind"] if copies == 1 else [b"0", b"1", b"2", b"3", b"4", b"behind"])
 
 
-def test_frames_of_deletes_and_floors_are_shown(land: Land) -> None:
-    newest = max((land.root / "a" / "shards").glob("*/*.seg"))
-    frames = {item["kind"]: item for item in _run(land, "dump", str(newest))}
+def test_frames_of_deletes_and_floors_are_shown(environment: Environment) -> None:
+    newest = max((environment.root / "a" / "shards").glob("*/*.seg"))
+    frames = {item["kind"]: item for item in _run(environment, "dump", str(newest))}
 
     assert (frames["delete"]["deletes"], frames["delete"]["first"], frames["delete"]["last"]) == (1, 30, 30)

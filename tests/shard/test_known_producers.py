@@ -11,64 +11,64 @@ from forebay.errors import Conflict
 from forebay.testing.contracts.engines import append_by
 from forebay.testing.history import NOTE, AppendAnswered, AppendOutcome
 from tests.ledger import Ledger
-from tests.protocol.world import MODES, Node, World
+from tests.protocol.environment import MODES, Node, OwnersEnvironment
 
 APPENDS_MAX: Final = 4
 """So many appends of each producer the owners of these tests remember."""
 
 
-def _offset_of_last(world: World) -> int:
+def _offset_of_last(environment: OwnersEnvironment) -> int:
     reported = [
         note.payload
-        for note in world.disk.trace.notes()
+        for note in environment.disk.trace.notes()
         if note.kind == NOTE and isinstance(note.payload, AppendAnswered)
     ]
     assert reported[-1].outcome is AppendOutcome.ACKED
     return reported[-1].offset
 
 
-def _produced_long_ago(mode: str) -> tuple[World, Node]:
+def _produced_long_ago(mode: str) -> tuple[OwnersEnvironment, Node]:
     """The newest file has nothing of the producer but what is restated there of files before it."""
-    world = World(mode)
-    node = world.node("a")
+    environment = OwnersEnvironment(mode)
+    node = environment.node("a")
     for sequence in range(2):
         node.append(producing=(7, sequence))
     node.export()
     node.append(3)
     node.export()
     node.append()
-    return world, node
+    return environment, node
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_producer_that_was_silent_for_files_is_known_after_a_move(mode: str) -> None:
-    world, node = _produced_long_ago(mode)
+    environment, node = _produced_long_ago(mode)
     node.seal()
-    other = world.node("b")
+    other = environment.node("b")
 
     assert other.shard.last_sequence(7) == 1
     other.append(producing=(7, 1))
 
-    assert _offset_of_last(world) == 1
+    assert _offset_of_last(environment) == 1
     other.append(producing=(7, 2))
-    assert _offset_of_last(world) == 6
+    assert _offset_of_last(environment) == 6
 
 
 def test_it_is_known_after_a_take_over_as_far_as_it_was_exported() -> None:
-    world, node = _produced_long_ago("shared_fs")
+    environment, node = _produced_long_ago("shared_fs")
     node.append(producing=(7, 2))
     node.die()
-    other = world.node("b")
+    other = environment.node("b")
 
     assert other.shard.last_sequence(7) == 1
     other.append(producing=(7, 0))
 
-    assert _offset_of_last(world) == 0
+    assert _offset_of_last(environment) == 0
 
 
 def test_sequences_that_leave_numbers_out_are_known_after_a_take_over_and_after_a_crash() -> None:
-    world = World("shared_fs")
-    node = world.node("a")
+    environment = OwnersEnvironment("shared_fs")
+    node = environment.node("a")
     for producer in (7, 2**63 + 7):
         append_by(node.shard, producer, 5, previous=-1)
         append_by(node.shard, producer, 9, previous=5)
@@ -76,12 +76,12 @@ def test_sequences_that_leave_numbers_out_are_known_after_a_take_over_and_after_
     append_by(node.shard, 7, 20, previous=9)
     node.die()
 
-    node = world.node("a")
+    node = environment.node("a")
     assert [node.shard.last_sequence(producer) for producer in (7, 2**63 + 7)] == [20, 9]
     assert append_by(node.shard, 7, 20, previous=9) == 4
     node.die()
 
-    other = world.node("b")
+    other = environment.node("b")
     assert [other.shard.last_sequence(producer) for producer in (7, 2**63 + 7)] == [9, 9]
     assert [append_by(other.shard, 2**63 + 7, sequence) for sequence in (5, 9)] == [2, 3]
     with pytest.raises(Conflict, match="sent sequence 30 after 20, expected one after 9"):
@@ -98,8 +98,8 @@ def _answer(node: Node, producer: int, sequence: int, previous: int | None) -> i
 @pytest.mark.parametrize("seed", range(6))
 def test_owners_that_change_answer_as_a_single_one_would(seed: int, ledger: Ledger) -> None:
     """Random sequences, each naming what may be the one before it, over restarts, exports, moves and take-overs."""
-    chance, world = Random(seed), World("shared_fs")
-    node, known = world.node("a"), dict[int, dict[int, int]]()
+    chance, environment = Random(seed), OwnersEnvironment("shared_fs")
+    node, known = environment.node("a"), dict[int, dict[int, int]]()
     for _ in range(120):
         act = chance.choice(["append"] * 12 + ["export", "restart", "move", "take over"])
         if act == "append":
@@ -121,12 +121,12 @@ def test_owners_that_change_answer_as_a_single_one_would(seed: int, ledger: Ledg
             node.export()
         elif act == "restart":
             node.die()
-            node = world.node(node.name)
+            node = environment.node(node.name)
         else:
             if act == "move":
                 node.seal()
             else:
                 node.export()
                 node.die()
-            node = world.node("b" if node.name == "a" else "a")
+            node = environment.node("b" if node.name == "a" else "a")
         ledger.count("producers over owners", act=act)

@@ -39,8 +39,8 @@ from forebay.testing.contracts.lookups import offsets_of, paged
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.retention import drop_file
-from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger
+from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment
 from tests.wal.test_indexes import make_old
 
 pytestmark = pytest.mark.slow
@@ -68,18 +68,18 @@ class Library:
     """A shard with records of known keys and tags, and look-ups over it."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.house = House()
+        self.environment = ShardEnvironment()
         self.written: dict[int, Written] = {}
         self.ended = NOTHING
         self.chance = random.Random(seed)
-        objects = Objects(self.house.store)
+        objects = Objects(self.environment.store)
         self.close = objects.close
-        self.history = History(self.house.catalog(), objects.segment)
+        self.history = History(self.environment.catalog(), objects.segment)
 
     @property
     def lookups(self) -> Lookups:
-        wal = self.house.shard.wal
-        past = Past(self.house.catalog().frontier().next, self.history)
+        wal = self.environment.shard.wal
+        past = Past(self.environment.catalog().frontier().next, self.history)
         return Lookups(wal, Tiers(wal, past), lambda: self.ended)
 
     def some(self, count: int) -> list[Written]:
@@ -90,7 +90,7 @@ class Library:
 
     def append(self, written: list[Written]) -> None:
         """One append."""
-        wal = self.house.shard.wal
+        wal = self.environment.shard.wal
         first = wal.head
         ticket = wal.stage_many(columns_of(written, first), None, Ticket())
         assert wal.acknowledge(ticket) == first
@@ -101,38 +101,40 @@ class Library:
         for _ in range(files):
             for _ in range(appends):
                 self.append(self.some(self.chance.choice((1, 1, 3, 40))))
-            self.house.seal()
+            self.environment.seal()
 
     def drop(self, files: int) -> None:
         """Let the first local files go, whose records are history."""
-        for file in self.house.shard.wal.files.all[:files]:
+        for file in self.environment.shard.wal.files.all[:files]:
             assert isinstance(file, SealedFile)
-            drop_file(self.house.disk, self.house.shard.wal.files, file)
+            drop_file(self.environment.disk, self.environment.shard.wal.files, file)
 
     def load(self, written: list[Written], status: LoadStatus) -> int:
         """Attach records behind everything, as a load of two segments; the first of their offsets."""
-        house = self.house
-        house.seal()
-        house.export()
+        environment = self.environment
+        environment.seal()
+        environment.export()
         half = len(written) // 2
         segments = []
-        start = house.catalog().frontier().next
+        start = environment.catalog().frontier().next
         for token, part in (("a", written[:half]), ("b", written[half:])):
             columns = columns_of(part, start if token == "a" else start + half)
-            segment = write_segment(house.store, LoadPlace("load", TOPIC, 0), token, [columns], clock=house.clock)
+            segment = write_segment(
+                environment.store, LoadPlace("load", TOPIC, 0), token, [columns], clock=environment.clock
+            )
             assert segment is not None
             segments.append((0, segment))
         manifest = manifest_of("load", TOPIC, segments)
         pieces = descriptors_of(manifest, 0, start, epoch=1, store="directory", leader="me", created_at=0)
         self.conclude(status)
-        house.catalog().extend(1, pieces)
-        house.shard.wal.skip_to_history(start + len(written))
+        environment.catalog().extend(1, pieces)
+        environment.shard.wal.skip_to_history(start + len(written))
         return start
 
     def conclude(self, status: LoadStatus) -> None:
         """Say how the load stands."""
         standing = encode_value(LoadStanding(status=status, topic_id=TOPIC))
-        self.house.metadata.transaction([], [Put(load_key("load", prefix=KEYS.prefix), standing)])
+        self.environment.metadata.transaction([], [Put(load_key("load", prefix=KEYS.prefix), standing)])
 
     def offsets(self, chosen: Callable[[Written], bool], start: int = 0) -> list[int]:
         """Where such records are."""
@@ -140,7 +142,7 @@ class Library:
 
     def check(self) -> None:
         """Every look-up gives what was written, and nothing else."""
-        look, head = self.lookups, self.house.shard.wal.head
+        look, head = self.lookups, self.environment.shard.wal.head
         for key in (*ENTRIES, b"unknown"):
             expected = self.offsets(lambda written, key=key: written.key == key)  # type: ignore[misc]
             assert self.found(partial(look.read_by_key, key, history=True)) == expected
@@ -184,11 +186,11 @@ def test_look_ups_over_growing_rotated_and_sealed_files(library: Library) -> Non
     library.fill(4)
     library.append(library.some(30))
     library.check()
-    library.house.shard.rotate()
+    library.environment.shard.rotate()
     library.append(library.some(50))
-    assert sum(isinstance(file, LogFile) for file in library.house.shard.wal.files.all) == 2
+    assert sum(isinstance(file, LogFile) for file in library.environment.shard.wal.files.all) == 2
     library.check()
-    library.house.reopen()
+    library.environment.reopen()
     library.append(library.some(1))
     library.check()
 
@@ -196,21 +198,21 @@ def test_look_ups_over_growing_rotated_and_sealed_files(library: Library) -> Non
 def test_look_ups_go_on_in_history_where_local_files_are_gone(library: Library) -> None:
     library.append([Written(b"rare", None)])
     library.fill(12, appends=4)
-    library.house.export()
+    library.environment.export()
     library.append(library.some(20))
     for _ in range(4):
         library.drop(3)
         library.check()
-    assert library.house.shard.wal.files.begins != 0
+    assert library.environment.shard.wal.files.begins != 0
 
 
 def test_look_ups_find_what_was_indexed_before_there_were_postings(library: Library) -> None:
     library.fill(3)
-    for file in library.house.shard.wal.files.all[:3]:
-        make_old(library.house.disk, file.path)
+    for file in library.environment.shard.wal.files.all[:3]:
+        make_old(library.environment.disk, file.path)
         file.close()
     library.check()
-    library.house.export()
+    library.environment.export()
     library.drop(2)
     library.check()
 
@@ -263,7 +265,7 @@ def test_keys_that_share_a_hash_are_distinguished(library: Library, monkeypatch:
     monkeypatch.setattr(index_lookups, "hash_bytes", lambda _: 7)
     library.append([Written(b"rare", "rare")])
     library.fill(3)
-    library.house.export()
+    library.environment.export()
     library.drop(1)
     library.append(library.some(40))
 
@@ -273,8 +275,8 @@ def test_keys_that_share_a_hash_are_distinguished(library: Library, monkeypatch:
 def test_a_tag_of_thousands_is_found_in_every_tier(library: Library) -> None:
     for _ in range(2):
         library.append([Written(None, "a"), Written(b"a", "a"), Written(b"b", None)] * 2_000)
-        library.house.seal()
-    library.house.export()
+        library.environment.seal()
+    library.environment.export()
     library.drop(1)
     library.append([Written(None, "a")] * 10)
     look = library.lookups
@@ -290,18 +292,18 @@ def test_what_a_log_file_has_lost_is_found_in_history(library: Library) -> None:
     for _ in range(3):
         library.append([Written(b"k", "t")] * 4)
         library.append([Written(b"other", None)] * 4)
-    library.house.seal()
-    library.house.export()
-    path = library.house.shard.wal.files.all[0].path
+    library.environment.seal()
+    library.environment.export()
+    path = library.environment.shard.wal.files.all[0].path
     library.append([Written(b"k", "t")])
-    library.house.shard.upkeep.close()
+    library.environment.shard.upkeep.close()
     for name in (index_name(path), f"{path.rpartition('/')[0]}/{CHECKPOINT_NAME}"):
-        library.house.disk.unlink(name)
-    with contextlib.closing(library.house.disk.open(path, writable=True)) as raw:
+        library.environment.disk.unlink(name)
+    with contextlib.closing(library.environment.disk.open(path, writable=True)) as raw:
         raw.write_at(bytes(8), raw.size() // 2)
-    library.house.reopen()
+    library.environment.reopen()
 
-    file = library.house.shard.wal.files.all[0]
+    file = library.environment.shard.wal.files.all[0]
     assert isinstance(file, LogFile) and Reason.DAMAGED in {gap.reason for gap in file.gaps}
     library.check()
     assert library.found(partial(library.lookups.read_by_tag, "t")) == [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24]
@@ -309,7 +311,7 @@ def test_what_a_log_file_has_lost_is_found_in_history(library: Library) -> None:
 
 def test_ended_records_are_not_found_and_eviction_is_reported(library: Library) -> None:
     library.append([Written(b"k", "t")] * 10)
-    library.house.seal()
+    library.environment.seal()
     library.append([Written(b"k", "t")] * 10)
     look = library.lookups
     library.ended = Ended(OffsetSet.of([0, 12, 18, 19]), NO_FLOOR)
@@ -331,14 +333,14 @@ def test_ended_records_are_not_found_and_eviction_is_reported(library: Library) 
 
 def test_a_match_that_cannot_be_read_is_reported_unless_history_has_it(library: Library) -> None:
     library.append([Written(b"k", "t")] * 3)
-    library.house.seal()
+    library.environment.seal()
     library.append([Written(b"k", "t")])
-    path = library.house.shard.wal.files.all[0].path
-    library.house.shard.upkeep.close()
-    with contextlib.closing(library.house.disk.open(path, writable=True)) as raw:
+    path = library.environment.shard.wal.files.all[0].path
+    library.environment.shard.upkeep.close()
+    with contextlib.closing(library.environment.disk.open(path, writable=True)) as raw:
         before = raw.read_at(8, raw.size() - 8)
         raw.write_at(bytes(8), raw.size() - 8)
-    library.house.reopen()
+    library.environment.reopen()
 
     records, gaps = paged(partial(library.lookups.read_by_tag, "t"))
     assert (offsets_of(records), gaps) == ([3], [Gap(0, 3, Reason.DAMAGED)])
@@ -348,9 +350,9 @@ def test_a_match_that_cannot_be_read_is_reported_unless_history_has_it(library: 
 
     library.ended = NOTHING
     for content in (before, bytes(8)):
-        with contextlib.closing(library.house.disk.open(path, writable=True)) as raw:
+        with contextlib.closing(library.environment.disk.open(path, writable=True)) as raw:
             raw.write_at(content, raw.size() - 8)
-        library.house.export()
+        library.environment.export()
     assert library.found(partial(library.lookups.read_by_tag, "t")) == [0, 1, 2, 3]
 
 
@@ -358,7 +360,7 @@ def test_a_file_that_goes_away_under_a_look_up_is_found_in_history(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library.fill(2)
-    library.house.export()
+    library.environment.export()
     library.append(library.some(5))
     plain = SealedFile.find
     gone: list[str] = []
@@ -366,7 +368,7 @@ def test_a_file_that_goes_away_under_a_look_up_is_found_in_history(
     def going(file: SealedFile, kind: SectionKind, wanted: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
         if not gone:
             gone.append(file.path)
-            drop_file(library.house.disk, library.house.shard.wal.files, file)
+            drop_file(library.environment.disk, library.environment.shard.wal.files, file)
         return plain(file, kind, wanted, start)
 
     monkeypatch.setattr(SealedFile, "find", going)
@@ -377,10 +379,10 @@ def test_a_file_that_goes_away_under_a_look_up_is_found_in_history(
 
 def test_history_that_is_not_there_is_an_error_and_no_answer(library: Library) -> None:
     library.fill(2)
-    library.house.export()
+    library.environment.export()
     library.drop(1)
-    first = library.house.catalog().descriptors()[0]
-    library.house.disk.unlink(f"/store/{index_name(first.object_key)}")
+    first = library.environment.catalog().descriptors()[0]
+    library.environment.disk.unlink(f"/store/{index_name(first.object_key)}")
 
     with pytest.raises(Corrupt, match="forebay verify"):
         library.lookups.read_by_key(b"a", history=True)
@@ -388,17 +390,17 @@ def test_history_that_is_not_there_is_an_error_and_no_answer(library: Library) -
 
 def test_postings_that_are_damaged_are_an_error_and_no_answer(library: Library) -> None:
     library.fill(1)
-    file = library.house.shard.wal.files.all[0]
-    with contextlib.closing(library.house.disk.open(index_name(file.path))) as raw:
+    file = library.environment.shard.wal.files.all[0]
+    with contextlib.closing(library.environment.disk.open(index_name(file.path))) as raw:
         content = raw.read_at(raw.size(), 0)
-    replace_file(library.house.disk, index_name(file.path), content[:-140] + bytes(12) + content[-128:])
+    replace_file(library.environment.disk, index_name(file.path), content[:-140] + bytes(12) + content[-128:])
 
     with pytest.raises(Corrupt):
         library.lookups.read_by_tag("a")
 
 
 def test_an_open_shard_finds_what_is_not_deleted(library: Library) -> None:
-    shard = library.house.shard
+    shard = library.environment.shard
     library.append([Written(b"k", "t")] * 5)
 
     found, unread = shard.lookups.offsets(Sought.of_key(b"k"))
@@ -412,23 +414,23 @@ def test_an_open_shard_finds_what_is_not_deleted(library: Library) -> None:
 def test_a_cold_look_up_reads_a_hundredth_of_history_at_most(
     library: Library, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
 ) -> None:
-    house, files = library.house, 20
+    environment, files = library.environment, 20
     for file in range(files):
         for frame in range(24):
-            house.shard.acknowledge(house.shard.stage_many(_customers(file * 24 + frame), None, Ticket()))
-        house.seal()
-    house.export()
+            environment.shard.acknowledge(environment.shard.stage_many(_customers(file * 24 + frame), None, Ticket()))
+        environment.seal()
+    environment.export()
     library.drop(files)
-    total = sum(piece.bytes for piece in house.catalog().descriptors())
+    total = sum(piece.bytes for piece in environment.catalog().descriptors())
     read: list[int] = []
-    plain = house.store.get_range
+    plain = environment.store.get_range
 
     def counted(key: str, start: int, stop: int, *, etag: str | None = None) -> bytes:
         found = plain(key, start, stop, etag=etag)
         read.append(len(found))
         return found
 
-    monkeypatch.setattr(house.store, "get_range", counted)
+    monkeypatch.setattr(environment.store, "get_range", counted)
     look, shares = library.lookups, []
     for number in (1, FRAME_ROWS - 1, 50_000, files * 24 * FRAME_ROWS - 1):
         key = b"customer-%07d" % number

@@ -19,8 +19,8 @@ from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state, give_back, reserve_in_state
 from forebay.testing.clock import ManualClock
 from forebay.wal.recovery.resume import ASIDE
-from tests.protocol.ground import TOPIC_ID
-from tests.protocol.world import KEYS, MODES, Node, World
+from tests.protocol.environment import KEYS, MODES, Node, OwnersEnvironment
+from tests.support.environments.simulated import TOPIC_ID
 
 NEW: Final = "cd" * 16
 
@@ -90,57 +90,57 @@ def test_an_acquisition_of_a_deleted_topic_is_not_given_back_over_a_later_one_in
     assert store.range("") == before
 
 
-def _one_file(mode: str) -> tuple[World, Node, str]:
+def _one_file(mode: str) -> tuple[OwnersEnvironment, Node, str]:
     """A shard whose only file is history and whose owner has let go of it; where its files lie."""
-    world = World(mode)
-    node = world.node("a")
+    environment = OwnersEnvironment(mode)
+    node = environment.node("a")
     node.append(3)
     node.export()
-    directory = node.engine.directory_of(world.ref)
-    node.engine.retire(world.ref)
-    return world, node, directory
+    directory = node.engine.directory_of(environment.ref)
+    node.engine.retire(environment.ref)
+    return environment, node, directory
 
 
-def _bend(world: World, **fields: object) -> None:
-    piece: SegmentDescriptor = msgspec.structs.replace(world.catalog.descriptors()[0], **fields)
-    world.inner.transaction([], [Put(KEYS.segment(0), encode_value(piece))])
+def _bend(environment: OwnersEnvironment, **fields: object) -> None:
+    piece: SegmentDescriptor = msgspec.structs.replace(environment.catalog.descriptors()[0], **fields)
+    environment.inner.transaction([], [Put(KEYS.segment(0), encode_value(piece))])
 
 
-def _clear(world: World, directory: str) -> bool:
-    return clear_away(world.disk, directory, world.catalog, world.settings.wal)
+def _clear(environment: OwnersEnvironment, directory: str) -> bool:
+    return clear_away(environment.disk, directory, environment.catalog, environment.settings.wal)
 
 
 def test_files_go_where_history_has_their_very_bytes() -> None:
-    world, _, directory = _one_file("shared_fs")
+    environment, _, directory = _one_file("shared_fs")
 
-    assert _clear(world, directory)
+    assert _clear(environment, directory)
 
-    assert world.log_files("a") == {}
+    assert environment.log_files("a") == {}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_files_stay_apart_where_history_has_other_bytes_or_has_them_only_here(mode: str) -> None:
-    world, _, directory = _one_file(mode)
-    before = {content for name, content in world.log_files("a").items() if name.endswith(".seg")}
+    environment, _, directory = _one_file(mode)
+    before = {content for name, content in environment.log_files("a").items() if name.endswith(".seg")}
     if mode == "shared_fs":
-        _bend(world, content_hash="00" * 16)
+        _bend(environment, content_hash="00" * 16)
 
-    assert not _clear(world, directory)
+    assert not _clear(environment, directory)
 
-    kept = {content for name, content in world.log_files("a").items() if f"/{ASIDE}/" in name}
+    kept = {content for name, content in environment.log_files("a").items() if f"/{ASIDE}/" in name}
     assert kept >= before
-    assert not [name for name in world.log_files("a") if f"/{ASIDE}/" not in name]
+    assert not [name for name in environment.log_files("a") if f"/{ASIDE}/" not in name]
 
 
 def test_a_file_that_another_thread_has_removed_does_not_keep_the_others() -> None:
     """The caller that deletes a topic and the clean-up, which finds the deletion noted, may be at it at once."""
-    world = World("local")
-    node = world.node("a")
+    environment = OwnersEnvironment("local")
+    node = environment.node("a")
     node.append(3)
     node.rotate()
     node.append(3)
-    directory = node.engine.directory_of(world.ref)
-    disk = world.disk
+    directory = node.engine.directory_of(environment.ref)
+    disk = environment.disk
     assert len(disk.list_directory(directory)) > 1
 
     class Beside:
@@ -155,6 +155,6 @@ def test_a_file_that_another_thread_has_removed_does_not_keep_the_others() -> No
                 disk.unlink(f"{path}/{found[0]}")
             return found
 
-    remove_files(cast(Disk, Beside()), node.engine.directory, world.ref.id)
+    remove_files(cast(Disk, Beside()), node.engine.directory, environment.ref.id)
 
     assert not disk.exists(directory)

@@ -8,7 +8,7 @@ from forebay.blobs import Capabilities
 from forebay.errors import Unsupported
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.history import AppendOutcome
-from tests.protocol.world import MODES, World
+from tests.protocol.environment import MODES, OwnersEnvironment
 
 
 class _Forgetful(SimulatedBlobs):
@@ -21,8 +21,8 @@ class _Forgetful(SimulatedBlobs):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_store_that_lets_a_key_be_created_twice_gets_no_object(mode: str) -> None:
     blobs = _Forgetful()
-    world = World(mode, blobs=blobs)
-    node = world.node("a")
+    environment = OwnersEnvironment(mode, blobs=blobs)
+    node = environment.node("a")
     node.append(3)
 
     for _ in range(2):

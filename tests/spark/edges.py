@@ -21,9 +21,9 @@ from forebay.spark.reading.task import read_split
 from forebay.spark.reading.view import load
 from forebay.spark.reading.where import parse_where
 from forebay.testing.invariants import Violation
-from tests.moves import rig
 from tests.spark.mixed import Mixed
 from tests.spark.topics import Row, rows_in
+from tests.support.environments import directories
 
 
 def splits_of(loaded: tuple[Snapshot, tuple[Range, ...]], filters: Filters) -> list[Split]:
@@ -38,8 +38,8 @@ def read_rows(loaded: tuple[Snapshot, tuple[Range, ...]], filters: Filters) -> l
 
 def edged_topic(directory: Path) -> Mixed:
     """One partition without deletes: a Parquet segment, a segment and a sealed file of three frames each; a tail."""
-    wal = msgspec.structs.replace(rig.WAL, reframe_bytes_min=0)
-    edged = Mixed(rig.shared_fs(directory, wal=wal), partitions=1)
+    wal = msgspec.structs.replace(directories.WAL, reframe_bytes_min=0)
+    edged = Mixed(directories.shared_fs(directory, wal=wal), partitions=1)
     for _ in range(2):
         edged.filled.many(30)
         edged.filled.many(20)

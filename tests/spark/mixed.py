@@ -15,8 +15,8 @@ from forebay.settings import Settings
 from forebay.spark.jobs.compaction import compact
 from forebay.spark.place.location import Location
 from forebay.storage import Storage
-from tests.moves.rig import Land
 from tests.spark.topics import Filled, Row, in_order
+from tests.support.environments.directories import Environment
 from tests.support.servers import ACCESS_KEY, SECRET_KEY
 
 TOPIC: Final = "shop/orders"
@@ -27,9 +27,11 @@ ENVIRONMENT: Final = {"FOREBAY_TEST_KEY": ACCESS_KEY, "FOREBAY_TEST_SECRET": SEC
 class Mixed:
     """The topic, the rows that it must show, and the options that lead there."""
 
-    def __init__(self, land: Land, *, partitions: int = 2, topic: str = TOPIC, log: Storage | None = None) -> None:
-        self.land = land
-        self.log = land.open("one") if log is None else log
+    def __init__(
+        self, environment: Environment, *, partitions: int = 2, topic: str = TOPIC, log: Storage | None = None
+    ) -> None:
+        self.environment = environment
+        self.log = environment.open("one") if log is None else log
         self.filled = Filled(self.log, topic, partitions=partitions)
         self._deleted: set[tuple[int, int]] = set()
         self.topic = topic
@@ -37,7 +39,11 @@ class Mixed:
     @property
     def options(self) -> dict[str, str]:
         """By path: everything is seen."""
-        return {"path": str(self.land.root / "one"), "settings": settings_file(self.land), "topic": self.topic}
+        return {
+            "path": str(self.environment.root / "one"),
+            "settings": settings_file(self.environment),
+            "topic": self.topic,
+        }
 
     @property
     def rows(self) -> list[Row]:
@@ -119,11 +125,11 @@ class Mixed:
         self.log.close()
 
 
-def settings_file(land: Land) -> str:
-    """The settings of the land as a file, without secrets."""
-    path = land.root / "forebay.yaml"
+def settings_file(environment: Environment) -> str:
+    """The settings of the environment as a file, without secrets."""
+    path = environment.root / "forebay.yaml"
     if not path.exists():
-        path.write_text(yaml.safe_dump(_tree(land.settings)))
+        path.write_text(yaml.safe_dump(_tree(environment.settings)))
     return str(path)
 
 
@@ -143,9 +149,9 @@ def _tree(settings: Settings) -> dict[str, object]:
     return {**tree, "storage": {"mode": settings.storage.mode}, "store": store}
 
 
-def reopened(land: Land, name: str = "one") -> Storage:
+def reopened(environment: Environment, name: str = "one") -> Storage:
     """Another look at a directory, as its owner."""
-    return land.open(name)
+    return environment.open(name)
 
 
 def folder_of(path: Path) -> str:

@@ -11,20 +11,20 @@ import msgspec
 import forebay
 from forebay.client import RemoteLog
 from forebay.settings import ServerSettings
-from tests.moves.rig import Land
 from tests.spark.mixed import TOPIC, Mixed
 from tests.support.brokers import BrokerCommand, running_broker
+from tests.support.environments.directories import Environment
 from tests.support.ports import free_ports
 
 
 class ServedMixed(Mixed):
     """The same as `Mixed`, owned by a broker in a thread of this process."""
 
-    def __init__(self, land: Land, *, partitions: int = 2, topic: str = TOPIC, port: int = 0) -> None:
+    def __init__(self, environment: Environment, *, partitions: int = 2, topic: str = TOPIC, port: int = 0) -> None:
         self._held = contextlib.ExitStack()
-        settings = msgspec.structs.replace(land.settings, server=ServerSettings(port=port))
-        self.broker = self._held.enter_context(running_broker(land.root / "one", settings))
-        super().__init__(land, partitions=partitions, topic=topic, log=self.broker.log())
+        settings = msgspec.structs.replace(environment.settings, server=ServerSettings(port=port))
+        self.broker = self._held.enter_context(running_broker(environment.root / "one", settings))
+        super().__init__(environment, partitions=partitions, topic=topic, log=self.broker.log())
 
     @property
     def by_broker(self) -> dict[str, str]:

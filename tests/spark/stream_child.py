@@ -35,7 +35,7 @@ SETTINGS: Final = {
 """Small, for a process that does not live long."""
 
 
-class Orders(msgspec.Struct, frozen=True, kw_only=True):
+class ChildOrders(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is to do."""
 
     options: dict[str, str]
@@ -58,7 +58,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def running(orders: Orders) -> Iterator[Child]:
+def running(orders: ChildOrders) -> Iterator[Child]:
     """A child, and its end: kill -9 of the driver, of its JVM and of all that they started."""
     child = orders.start()
     try:
@@ -70,7 +70,7 @@ def running(orders: Orders) -> Iterator[Child]:
         child.stdout.close()
 
 
-def run(spark: SparkSession, orders: Orders) -> None:
+def run(spark: SparkSession, orders: ChildOrders) -> None:
     """Everything that is there now, from the checkpoint into the sink."""
     held = orders.hold_task
 
@@ -116,6 +116,6 @@ def sunk(sink: Path) -> dict[int, list[Any]]:
 
 
 if __name__ == "__main__":
-    given = msgspec.json.decode(sys.argv[1], type=Orders)
+    given = msgspec.json.decode(sys.argv[1], type=ChildOrders)
     run(session("forebay stream", master=given.master, settings=SETTINGS), given)
     print("ended", flush=True)  # noqa: T201 - the parent receives it

@@ -28,11 +28,11 @@ from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import open_catalog
 from forebay.spark.tables.delta import DeltaLakeTable
 from tests.cli.rig import COMMAND
-from tests.moves import rig
 from tests.spark.mixed import TOPIC
 from tests.spark.served import Restarted, ServedMixed
 from tests.spark.topics import SETTINGS
 from tests.support.brokers import running_broker, server_settings
+from tests.support.environments import directories
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -41,14 +41,14 @@ SCHEMA: Final = "id BIGINT NOT NULL"
 
 @pytest.fixture(params=["local", "shared_fs"])
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServedMixed]:
-    mixed = ServedMixed(rig.local(tmp_path) if request.param == "local" else rig.shared_fs(tmp_path))
+    mixed = ServedMixed(directories.local(tmp_path) if request.param == "local" else directories.shared_fs(tmp_path))
     yield mixed
     mixed.close()
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ServedMixed]:
-    mixed = ServedMixed(rig.local(tmp_path))
+    mixed = ServedMixed(directories.local(tmp_path))
     yield mixed
     mixed.close()
 

@@ -22,11 +22,11 @@ from forebay.spark.reading.snapshot import Split
 from forebay.spark.reading.task import read_split
 from forebay.spark.source import ForebayDataSource
 from forebay.testing.inside import inside
-from tests.moves import rig
 from tests.spark.mixed import TOPIC
 from tests.spark.served import ServedMixed
 from tests.spark.topics import SETTINGS, Filled, Row, in_order, rows_in, splits_of
 from tests.support.brokers import running_broker, server_settings
+from tests.support.environments import directories
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +35,10 @@ NO_COPIES = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
 
 @pytest.fixture(params=["local", "shared_fs"])
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServedMixed]:
-    land = rig.local(tmp_path)
+    environment = directories.local(tmp_path)
     if request.param == "shared_fs":
-        land = rig.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0), retention=NO_COPIES)
-    mixed = ServedMixed(land)
+        environment = directories.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0), retention=NO_COPIES)
+    mixed = ServedMixed(environment)
     yield mixed
     mixed.close()
 
@@ -113,10 +113,10 @@ def test_a_plan_shows_its_moment_after_deletes_exports_compaction_and_retention(
 
 def _drop_replaced(mixed: ServedMixed) -> None:
     """Only the Parquet segments are left of what is history."""
-    if mixed.land.settings.storage.mode == "local":
+    if mixed.environment.settings.storage.mode == "local":
         for partition in (0, 1):
-            rig.shard_of(mixed.filled.topic, partition).history.retain()
-    for path in [path for suffix in ("seg", "idx") for path in (mixed.land.root / "store").rglob(f"*.{suffix}")]:
+            directories.shard_of(mixed.filled.topic, partition).history.retain()
+    for path in [path for suffix in ("seg", "idx") for path in (mixed.environment.root / "store").rglob(f"*.{suffix}")]:
         if "compacted" not in str(path):
             path.unlink()
 
@@ -141,14 +141,14 @@ def test_what_was_evicted_since_is_a_named_failure_or_left_out(mixed: ServedMixe
 
 def _drop_evicted(mixed: ServedMixed) -> None:
     """The segment that was evicted as a whole goes for good."""
-    rig.shard_of(mixed.filled.topic).history.retain()
+    directories.shard_of(mixed.filled.topic).history.retain()
     # Objects younger than a millisecond stay at first.
-    while len([*(mixed.land.root / "store").rglob("*.seg")]) > 1:
+    while len([*(mixed.environment.root / "store").rglob("*.seg")]) > 1:
         inside(mixed.log).collect(mixed.filled.topic)
 
 
 def test_a_plan_is_readable_after_its_topic_moved_to_another_directory(tmp_path: Path) -> None:
-    mixed = ServedMixed(rig.shared_fs(tmp_path))
+    mixed = ServedMixed(directories.shared_fs(tmp_path))
     for partition in (0, 1):
         mixed.filled.many(100, partition)
     mixed.export()
@@ -156,7 +156,7 @@ def test_a_plan_is_readable_after_its_topic_moved_to_another_directory(tmp_path:
         mixed.filled.many(100, partition)
     splits = planned(mixed)
 
-    with mixed.land.open("two") as other:
+    with mixed.environment.open("two") as other:
         mixed.log.seal_topic(TOPIC, target=other.directory_id)
         other.topic(TOPIC).append(b"behind", partition=0)
 
@@ -166,7 +166,7 @@ def test_a_plan_is_readable_after_its_topic_moved_to_another_directory(tmp_path:
 
 
 def test_a_plan_is_readable_after_the_broker_was_started_again(tmp_path: Path) -> None:
-    mixed = ServedMixed(rig.local(tmp_path))
+    mixed = ServedMixed(directories.local(tmp_path))
     mixed.filled.many(100, 0)
     mixed.filled.seal()
     mixed.filled.singles(20, 1)
@@ -174,7 +174,7 @@ def test_a_plan_is_readable_after_the_broker_was_started_again(tmp_path: Path) -
     port = int(mixed.broker.url.rpartition(":")[2])
     mixed.close()
 
-    settings = msgspec.structs.replace(mixed.land.settings, server=ServerSettings(port=port))
+    settings = msgspec.structs.replace(mixed.environment.settings, server=ServerSettings(port=port))
     with running_broker(tmp_path / "one", settings):
         assert rows_of(splits) == rows
 

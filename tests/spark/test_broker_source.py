@@ -15,12 +15,12 @@ import forebay.spark
 from forebay.clock import SystemClock
 from forebay.service.tokens import Tokens
 from forebay.spark.pipelines.file.document import Flawed
-from tests.moves import rig
 from tests.spark.mixed import TOPIC
 from tests.spark.pipelines.files import pipeline_of, running_of
 from tests.spark.served import Restarted, ServedMixed
 from tests.spark.topics import SETTINGS, spark_rows
 from tests.support.brokers import running_broker, server_settings
+from tests.support.environments import directories
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 @pytest.fixture(params=["local", "shared_fs"])
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServedMixed]:
-    mixed = ServedMixed(rig.local(tmp_path) if request.param == "local" else rig.shared_fs(tmp_path))
+    mixed = ServedMixed(directories.local(tmp_path) if request.param == "local" else directories.shared_fs(tmp_path))
     yield mixed
     mixed.close()
 

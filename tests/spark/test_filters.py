@@ -43,10 +43,10 @@ from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot
 from forebay.spark.reading.task import read_split, wanted_runs
 from forebay.spark.reading.view import load
 from forebay.spark.reading.where import parse_where
-from tests.moves import rig
 from tests.spark.edges import edged_topic, edges_of, misses_at_edges, read_rows, splits_of
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import SETTINGS, TIME, Filled, Row, skip_offsets
+from tests.support.environments import directories
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ _SOME: list[tuple[Filter, str, Test]] = [
 @pytest.fixture(scope="module", params=["local", "shared_fs"])
 def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
     root = tmp_path_factory.mktemp("filters")
-    mixed = Mixed(rig.local(root) if request.param == "local" else rig.shared_fs(root))
+    mixed = Mixed(directories.local(root) if request.param == "local" else directories.shared_fs(root))
     mixed.every_tier()
     yield mixed
     mixed.close()
@@ -229,7 +229,7 @@ def test_a_look_up_by_key_reads_the_frames_of_its_records_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = b"in the second frame alone"
-    topic = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    topic = Mixed(directories.shared_fs(tmp_path), partitions=1)
     topic.filled.many(3000)
     topic.filled.topic.append(b"sought", key=key)
     topic.export()

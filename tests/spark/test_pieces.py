@@ -12,17 +12,17 @@ from forebay.spark.reading.options import ReadOptions
 from forebay.spark.reading.pieces import PieceReader
 from forebay.spark.reading.snapshot import ScanPiece
 from forebay.spark.reading.view import look_again
-from tests.moves import rig
 from tests.spark.mixed import Mixed
+from tests.support.environments import directories
 
 
 def test_a_piece_of_the_log_whose_front_is_history_by_now_is_read_from_both(tmp_path: Path) -> None:
     nothing_kept = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
-    mixed = Mixed(rig.shared_fs(tmp_path, retention=nothing_kept), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path, retention=nothing_kept), partitions=1)
     mixed.filled.many(10)
     mixed.export()
     mixed.filled.many(10)
-    assert rig.shard_of(mixed.filled.topic).history.retain() == 1
+    assert directories.shard_of(mixed.filled.topic).history.retain() == 1
     spec = mixed.filled.topic.spec
 
     with opened(ReadOptions.parse(mixed.options).location) as found:

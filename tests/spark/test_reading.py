@@ -19,9 +19,9 @@ from forebay.spark.reading.batch import Loaded, PushedReader, reader_for
 from forebay.spark.reading.options import ReadOptions
 from forebay.topics import TopicName
 from tests.history.test_servers_killed import Bucket
-from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed, folder_of
 from tests.spark.topics import TIME, Filled, Row, spark_rows
+from tests.support.environments import directories
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -37,10 +37,10 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
     if request.param == "object_store":
         endpoint = request.getfixturevalue("bucket").endpoint
-        land = rig.object_store(tmp_path, endpoint, folder_of(tmp_path))
+        environment = directories.object_store(tmp_path, endpoint, folder_of(tmp_path))
     else:
-        land = rig.local(tmp_path) if request.param == "local" else rig.shared_fs(tmp_path)
-    mixed = Mixed(land)
+        environment = directories.local(tmp_path) if request.param == "local" else directories.shared_fs(tmp_path)
+    mixed = Mixed(environment)
     mixed.every_tier()
     yield mixed
     mixed.close()
@@ -48,7 +48,7 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
-    mixed = Mixed(rig.shared_fs(tmp_path_factory.mktemp("shared")))
+    mixed = Mixed(directories.shared_fs(tmp_path_factory.mktemp("shared")))
     mixed.every_tier()
     yield mixed
     mixed.close()
@@ -202,7 +202,7 @@ def test_several_topics_are_one_frame(spark: SparkSession, shared: Mixed) -> Non
 
 
 def test_history_alone_needs_no_directory(spark: SparkSession, tmp_path: Path) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path))
+    mixed = Mixed(directories.shared_fs(tmp_path))
     mixed.filled.many(100)
     mixed.export()
     mixed.filled.many(10)

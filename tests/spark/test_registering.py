@@ -19,9 +19,9 @@ from forebay.spark.tables.commit import OFFSETS
 from forebay.spark.tables.iceberg import IcebergTable
 from forebay.topics import TopicName
 from tests.compacting.directly import AT_ONCE, compacted, location_of
-from tests.moves.rig import Land, local, shared_fs
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import Row
+from tests.support.environments.directories import Environment, local, shared_fs
 
 pytestmark = pytest.mark.slow
 
@@ -29,20 +29,20 @@ NAME = TopicName.parse(TOPIC)
 
 
 @pytest.fixture(params=["local", "shared_fs"])
-def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
     return local(tmp_path) if request.param == "local" else shared_fs(tmp_path)
 
 
-def registered(land: Land, *, kept_s: int | None = None, dry_run: bool = False) -> JobReport:
-    location = location_of(land)
+def registered(environment: Environment, *, kept_s: int | None = None, dry_run: bool = False) -> JobReport:
+    location = location_of(environment)
     if kept_s is not None:
         overrides = (*location.overrides, ("table.snapshots_kept_s", str(kept_s)))
         location = Location(path=location.path, settings_text=location.settings_text, overrides=overrides)
     return register.run(location, TOPIC, dry_run=dry_run)
 
 
-def table_of(land: Land) -> Table:
-    found = find_table(open_catalog(location_of(land)), identifier(NAME))
+def table_of(environment: Environment) -> Table:
+    found = find_table(open_catalog(location_of(environment)), identifier(NAME))
     assert found is not None
     return found
 
@@ -53,8 +53,8 @@ def offsets_in(table: Table) -> set[tuple[int, int]]:
     return {(row["partition"], row["offset"]) for row in rows}
 
 
-def objects_kept(land: Land) -> frozenset[str]:
-    with opened(location_of(land)) as found:
+def objects_kept(environment: Environment) -> frozenset[str]:
+    with opened(location_of(environment)) as found:
         spec = found.definitions.get(NAME)
         places = found.places
         prefix = found.settings.metadata.prefix
@@ -79,16 +79,16 @@ def below(rows: list[Row], runs: dict[str, list[list[int]]]) -> set[tuple[int, i
     }
 
 
-def test_a_table_names_the_compacted_history_and_says_which_offsets_it_is(land: Land) -> None:
-    mixed = Mixed(land)
+def test_a_table_names_the_compacted_history_and_says_which_offsets_it_is(environment: Environment) -> None:
+    mixed = Mixed(environment)
     mixed.every_tier()
-    compacted(land, [TOPIC])
+    compacted(environment, [TOPIC])
 
-    planned = registered(land, dry_run=True)
-    assert look_up_table(location_of(land), identifier(NAME)) is None
-    report = registered(land)
+    planned = registered(environment, dry_run=True)
+    assert look_up_table(location_of(environment), identifier(NAME)) is None
+    report = registered(environment)
 
-    table = table_of(land)
+    table = table_of(environment)
     assert planned.figures["added"] == report.figures["added"] == len(list(table.scan().plan_files()))
     runs = shown(table)
     assert all(run[0][0] == 0 and run[-1][1] >= 3200 for run in runs.values())
@@ -98,71 +98,71 @@ def test_a_table_names_the_compacted_history_and_says_which_offsets_it_is(land: 
     mixed.close()
 
 
-def test_a_second_registration_adds_nothing(land: Land) -> None:
-    mixed = Mixed(land)
+def test_a_second_registration_adds_nothing(environment: Environment) -> None:
+    mixed = Mixed(environment)
     mixed.every_tier()
-    compacted(land, [TOPIC])
-    registered(land)
-    before = table_of(land).current_snapshot()
+    compacted(environment, [TOPIC])
+    registered(environment)
+    before = table_of(environment).current_snapshot()
 
-    again = registered(land)
+    again = registered(environment)
 
     assert (again.figures["added"], again.figures["removed"]) == (0, 0)
     assert "nothing to do" in again.summary
-    assert table_of(land).current_snapshot() == before
+    assert table_of(environment).current_snapshot() == before
     mixed.close()
 
 
-def in_a_table(land: Land) -> tuple[Mixed, frozenset[str]]:
+def in_a_table(environment: Environment) -> tuple[Mixed, frozenset[str]]:
     """A topic of every tier whose compacted history a table names; the objects that the table keeps."""
-    mixed = Mixed(land)
+    mixed = Mixed(environment)
     mixed.every_tier()
-    compacted(land, [TOPIC])
-    registered(land)
-    return mixed, objects_kept(land)
+    compacted(environment, [TOPIC])
+    registered(environment)
+    return mixed, objects_kept(environment)
 
 
 def test_files_that_a_kept_snapshot_names_are_kept_and_go_when_it_is_expired(tmp_path: Path) -> None:
-    land = shared_fs(tmp_path)
-    mixed, first = in_a_table(land)
-    before = table_of(land).current_snapshot()
+    environment = shared_fs(tmp_path)
+    mixed, first = in_a_table(environment)
+    before = table_of(environment).current_snapshot()
     assert before is not None
     mixed.delete(0, 0, 1500)
     mixed.delete(1, 0, 1500)
-    compacted(land, [TOPIC], rules=AT_ONCE)
+    compacted(environment, [TOPIC], rules=AT_ONCE)
 
-    registered(land)
+    registered(environment)
 
-    table, runs = table_of(land), shown(table_of(land))
+    table, runs = table_of(environment), shown(table_of(environment))
     assert offsets_in(table) == below(mixed.rows, runs)
-    assert first < objects_kept(land)
+    assert first < objects_kept(environment)
     old = table.scan(snapshot_id=before.snapshot_id, selected_fields=("offset",)).to_arrow()
     assert old.num_rows > len(offsets_in(table))
 
-    expired = registered(land, kept_s=0)
+    expired = registered(environment, kept_s=0)
     assert expired.figures["snapshots expired"] == 1
-    assert objects_kept(land).isdisjoint(first)
-    assert offsets_in(table_of(land)) == below(mixed.rows, runs)
+    assert objects_kept(environment).isdisjoint(first)
+    assert offsets_in(table_of(environment)) == below(mixed.rows, runs)
     mixed.close()
 
 
 def test_a_snapshot_that_was_cut_short_is_made_by_the_next_registration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    land = shared_fs(tmp_path)
-    mixed = Mixed(land)
+    environment = shared_fs(tmp_path)
+    mixed = Mixed(environment)
     mixed.every_tier()
-    compacted(land, [TOPIC])
+    compacted(environment, [TOPIC])
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(IcebergTable, "expire", _interrupt)
-        registered(land)
-    noted = objects_kept(land)
+        registered(environment)
+    noted = objects_kept(environment)
 
-    report = registered(land)
+    report = registered(environment)
 
     assert report.figures["added"] == 0
-    assert objects_kept(land) == noted
-    assert offsets_in(table_of(land)) == below(mixed.rows, shown(table_of(land)))
+    assert objects_kept(environment) == noted
+    assert offsets_in(table_of(environment)) == below(mixed.rows, shown(table_of(environment)))
     mixed.close()
 
 
@@ -173,10 +173,10 @@ def _interrupt(*_: object) -> int:
 def test_what_is_noted_before_the_snapshot_is_let_go_of_if_it_never_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    land = shared_fs(tmp_path)
-    mixed = Mixed(land)
+    environment = shared_fs(tmp_path)
+    mixed = Mixed(environment)
     mixed.every_tier()
-    compacted(land, [TOPIC])
+    compacted(environment, [TOPIC])
     changes = iter([0, 1])
     real = register.change_of
 
@@ -187,38 +187,38 @@ def test_what_is_noted_before_the_snapshot_is_let_go_of_if_it_never_came(
 
     with monkeypatch.context() as patched, pytest.raises(Conflict, match="compacted meanwhile"):
         patched.setattr(register, "change_of", changed)
-        registered(land)
-    noted = objects_kept(land)
+        registered(environment)
+    noted = objects_kept(environment)
     assert noted
-    assert table_of(land).current_snapshot() is None
+    assert table_of(environment).current_snapshot() is None
 
-    assert registered(land).figures["added"] == len(noted)
+    assert registered(environment).figures["added"] == len(noted)
     mixed.close()
 
 
 def test_a_topic_without_history_is_refused_by_name(tmp_path: Path) -> None:
-    land = local(tmp_path)
-    with land.open("one") as log:
+    environment = local(tmp_path)
+    with environment.open("one") as log:
         log.create_topic(TOPIC, durability="ephemeral")
 
     with pytest.raises(Unsupported, match="shop/orders lives on engine"):
-        registered(land)
+        registered(environment)
 
 
 def test_the_history_that_a_tag_names_outlives_an_expiry(tmp_path: Path) -> None:
-    land = shared_fs(tmp_path)
-    mixed, first = in_a_table(land)
-    table = table_of(land)
+    environment = shared_fs(tmp_path)
+    mixed, first = in_a_table(environment)
+    table = table_of(environment)
     tagged = table.snapshots()[0]
     table.manage_snapshots().create_tag(tagged.snapshot_id, "audit").commit()
     rows = table.scan(selected_fields=("offset",)).to_arrow().num_rows
     mixed.delete(0, 0, 1500)
-    compacted(land, [TOPIC], rules=AT_ONCE)
+    compacted(environment, [TOPIC], rules=AT_ONCE)
 
-    expired = registered(land, kept_s=0)
+    expired = registered(environment, kept_s=0)
 
     assert expired.figures["snapshots expired"] == 0, "what a tag names is kept"
-    assert first < objects_kept(land)
-    old = table_of(land).scan(snapshot_id=tagged.snapshot_id, selected_fields=("offset",)).to_arrow()
+    assert first < objects_kept(environment)
+    old = table_of(environment).scan(snapshot_id=tagged.snapshot_id, selected_fields=("offset",)).to_arrow()
     assert old.num_rows == rows
     mixed.close()

@@ -13,9 +13,9 @@ from forebay.settings import ExportSettings, RetentionSettings
 from forebay.spark.reading.options import ReadOptions
 from forebay.spark.reading.task import read_split
 from forebay.testing.inside import inside
-from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import Row, rows_in, splits_of
+from tests.support.environments import directories
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +26,10 @@ NO_COPIES = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
     """Three files of 100 records, the first two as Parquet perhaps, and ten records behind them."""
     if request.param == "local":
-        land = rig.local(tmp_path)
+        environment = directories.local(tmp_path)
     else:
-        land = rig.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0), retention=NO_COPIES)
-    mixed = Mixed(land, partitions=1)
+        environment = directories.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0), retention=NO_COPIES)
+    mixed = Mixed(environment, partitions=1)
     for number in range(3):
         mixed.filled.many(100)
         mixed.export()
@@ -42,20 +42,22 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
 
 def _let_go(mixed: Mixed) -> None:
     """What lies below the floors goes for good, wherever it lies."""
-    history = rig.shard_of(mixed.filled.topic).history
+    history = directories.shard_of(mixed.filled.topic).history
     history.retain()
     # Objects younger than a millisecond stay: and some go at once, by the thread in the background.
-    while _objects(mixed) > {"local": 0, "shared_fs": 2}[mixed.land.settings.storage.mode]:
+    while _objects(mixed) > {"local": 0, "shared_fs": 2}[mixed.environment.settings.storage.mode]:
         inside(mixed.log).collect(mixed.filled.topic)
 
 
 def _objects(mixed: Mixed) -> int:
-    return len([path for path in (mixed.land.root / "store").rglob("*") if path.suffix in (".seg", ".parquet", ".idx")])
+    return len(
+        [path for path in (mixed.environment.root / "store").rglob("*") if path.suffix in (".seg", ".parquet", ".idx")]
+    )
 
 
 def _evict(mixed: Mixed, kept: int) -> None:
     mixed.log.alter_topic(TOPIC, cap_records=kept, allow_loss=True)
-    shard = rig.shard_of(mixed.filled.topic)
+    shard = directories.shard_of(mixed.filled.topic)
     while shard.evict(2**50).reason is not None:
         pass
     assert shard.offsets().earliest == 310 - kept

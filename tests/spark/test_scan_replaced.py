@@ -17,8 +17,8 @@ from forebay.spark.reading.plan import plan
 from forebay.spark.reading.snapshot import Part, Split
 from forebay.spark.reading.task import OffsetRun, read_split, wanted_runs
 from forebay.spark.reading.view import load
-from tests.moves import rig
 from tests.spark.mixed import Mixed
+from tests.support.environments import directories
 
 
 def _planned(mixed: Mixed, *keys: bytes) -> list[Split]:
@@ -32,7 +32,7 @@ def _planned(mixed: Mixed, *keys: bytes) -> list[Split]:
 @pytest.mark.proves("I32")
 def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "GROUP_BYTES", 1000)
-    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path), partitions=1)
     for base in (0, 100):
         keys = [b"%d" % number for number in range(base, base + 100)]
         mixed.filled.topic.append_many(keys, keys=keys, partition=0)
@@ -59,8 +59,8 @@ def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])
 def test_what_lies_elsewhere_by_now_is_found_by_a_filter_too(tmp_path: Path, mode: str) -> None:
-    land = rig.local(tmp_path) if mode == "local" else rig.shared_fs(tmp_path)
-    mixed = Mixed(land, partitions=1)
+    environment = directories.local(tmp_path) if mode == "local" else directories.shared_fs(tmp_path)
+    mixed = Mixed(environment, partitions=1)
     for base in (0, 100):
         keys = [b"%d" % number for number in range(base, base + 100)]
         mixed.filled.topic.append_many(keys, keys=keys, partition=0)
@@ -69,7 +69,7 @@ def test_what_lies_elsewhere_by_now_is_found_by_a_filter_too(tmp_path: Path, mod
     splits = _planned(mixed, b"10", b"190")
     mixed.compact()
     if mode == "local":
-        assert rig.shard_of(mixed.filled.topic).history.retain() == 2
+        assert directories.shard_of(mixed.filled.topic).history.retain() == 2
     for path in [path for suffix in ("seg", "idx") for path in (tmp_path / "store").rglob(f"*.{suffix}")]:
         if "compacted" not in str(path):
             path.unlink()

@@ -28,9 +28,9 @@ from forebay.spark.reading.snapshot import Split
 from forebay.spark.reading.task import read_split
 from forebay.spark.reading.view import Viewer, load
 from forebay.topics import TopicName
-from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import TIME, Filled, Row, in_order, rows_in, splits_of
+from tests.support.environments import directories
 from tests.support.etcd import running
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=["local", "shared_fs"])
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
-    mixed = Mixed(rig.local(tmp_path) if request.param == "local" else rig.shared_fs(tmp_path))
+    mixed = Mixed(directories.local(tmp_path) if request.param == "local" else directories.shared_fs(tmp_path))
     yield mixed
     mixed.close()
 
@@ -64,7 +64,7 @@ def test_rows_of_all_tiers_are_what_was_appended_without_what_was_deleted(mixed:
 
 
 def test_history_alone_is_read_by_its_store_and_metadata(tmp_path: Path) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path))
+    mixed = Mixed(directories.shared_fs(tmp_path))
     mixed.every_tier()
     mixed.export()
     exported = mixed.rows
@@ -77,8 +77,8 @@ def test_history_alone_is_read_by_its_store_and_metadata(tmp_path: Path) -> None
 
 
 def test_several_topics_are_one_table_by_name_and_by_pattern(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    mixed = Mixed(land, partitions=1)
+    environment = directories.local(tmp_path)
+    mixed = Mixed(environment, partitions=1)
     mixed.filled.many(20)
     other = Filled(mixed.log, "shop/returns", partitions=2)
     other.many(10, 1)
@@ -149,7 +149,7 @@ def test_evicted_records_are_gone_and_a_start_below_them_is_a_loss(
 def _evict(mixed: Mixed, cap_records: int) -> None:
     mixed.log.alter_topic(TOPIC, cap_records=cap_records, allow_loss=True)
     for partition in (0, 1):
-        rig.shard_of(mixed.filled.topic, partition).evict(SystemClock().now_ms())
+        directories.shard_of(mixed.filled.topic, partition).evict(SystemClock().now_ms())
 
 
 def test_a_range_is_read_again_as_it_was_whatever_was_deleted_sealed_and_exported_since(mixed: Mixed) -> None:
@@ -164,7 +164,7 @@ def test_a_range_is_read_again_as_it_was_whatever_was_deleted_sealed_and_exporte
     assert _rows(splits) == before
 
     mixed.export()
-    rig.clear_up(mixed.log)
+    directories.clear_up(mixed.log)
     assert _rows(splits) == before
     assert _read(mixed) == mixed.rows
 
@@ -172,16 +172,16 @@ def test_a_range_is_read_again_as_it_was_whatever_was_deleted_sealed_and_exporte
 def test_local_files_that_left_since_are_read_from_the_store(tmp_path: Path) -> None:
     """Their records are history by then: the look at the catalog is repeated where the plan leads nowhere."""
     keep_nothing = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
-    mixed = Mixed(rig.shared_fs(tmp_path, retention=keep_nothing))
+    mixed = Mixed(directories.shared_fs(tmp_path, retention=keep_nothing))
     mixed.every_tier()
     splits, before = splits_of(ReadOptions.parse(mixed.options)), mixed.rows
 
     mixed.filled.topic.rotate()
     mixed.export()
     for partition in (0, 1):
-        rig.shard_of(mixed.filled.topic, partition).history.retain()
+        directories.shard_of(mixed.filled.topic, partition).history.retain()
 
-    assert len(mixed.land.files("one")) == 2
+    assert len(mixed.environment.files("one")) == 2
     assert _rows(splits) == before
     mixed.close()
 
@@ -192,7 +192,10 @@ def test_what_was_evicted_since_the_plan_is_a_named_failure(mixed: Mixed) -> Non
     splits = splits_of(ReadOptions.parse(mixed.options))
 
     _evict(mixed, 10)
-    for path in [*(mixed.land.root / "store").rglob("*.seg"), *(mixed.land.root / "one" / "loads").rglob("*.seg")]:
+    for path in [
+        *(mixed.environment.root / "store").rglob("*.seg"),
+        *(mixed.environment.root / "one" / "loads").rglob("*.seg"),
+    ]:
         path.unlink()
 
     with pytest.raises(Unavailable, match=r"shop/orders\[0\]: records of \[\d+, \d+\) went since this was loaded"):
@@ -200,11 +203,11 @@ def test_what_was_evicted_since_the_plan_is_a_named_failure(mixed: Mixed) -> Non
 
 
 def test_a_topic_that_moved_is_read_from_its_history(tmp_path: Path) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path))
+    mixed = Mixed(directories.shared_fs(tmp_path))
     mixed.filled.many(100)
     before = mixed.rows
     mixed.log.seal_topic(TOPIC)
-    with mixed.land.open("two") as other:
+    with mixed.environment.open("two") as other:
         topic = other.topic(TOPIC)
         topic.append(b"later")
 
@@ -218,14 +221,14 @@ def test_a_topic_that_moved_is_read_from_its_history(tmp_path: Path) -> None:
 
 def test_files_of_a_directory_that_lost_the_shard_are_not_its_records(tmp_path: Path) -> None:
     """What they have beyond history, whichever caller holds the shard now could not take over."""
-    mixed = Mixed(rig.shared_fs(tmp_path, export=ExportSettings(at_close_seconds_max=0)), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path, export=ExportSettings(at_close_seconds_max=0)), partitions=1)
     mixed.filled.many(100)
     mixed.export()
     history = mixed.rows
     mixed.filled.many(10)
     mixed.close()
     store = SqliteMetadata(f"{tmp_path}/shared.sqlite", disk=SystemDisk(), clock=SystemClock())
-    key = rig.keys_of(mixed.log, mixed.filled.topic).state
+    key = directories.keys_of(mixed.log, mixed.filled.topic).state
     entry = store.get(key)
     assert entry is not None
     state = decode_value(entry.value, ShardState)[0]
@@ -280,7 +283,7 @@ def test_a_load_that_was_given_up_is_a_gap_that_no_caller_misses(mixed: Mixed, m
 
 @pytest.mark.parametrize("deleted_since", [False, True])
 def test_compaction_since_the_plan_gives_equal_rows_or_a_named_failure(tmp_path: Path, *, deleted_since: bool) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path), partitions=1)
     for _ in range(3):
         mixed.filled.many(100)
         mixed.export()
@@ -304,7 +307,7 @@ def test_compaction_since_the_plan_gives_equal_rows_or_a_named_failure(tmp_path:
 
 
 def test_a_damaged_row_group_fails_by_name_or_is_skipped(tmp_path: Path) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path), partitions=1)
     for _ in range(2):
         mixed.filled.many(100)
         mixed.export()
@@ -324,7 +327,7 @@ def test_a_damaged_row_group_fails_by_name_or_is_skipped(tmp_path: Path) -> None
 def test_a_segment_that_gives_fewer_records_than_the_catalog_says_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path), partitions=1)
     for _ in range(2):
         mixed.filled.many(100)
         mixed.export()
@@ -342,7 +345,7 @@ def test_a_segment_that_gives_fewer_records_than_the_catalog_says_is_an_error(
 
 
 def test_machines_that_do_not_see_the_directory_read_history_and_name_what_they_cannot(tmp_path: Path) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path), partitions=1)
     mixed.filled.many(100)
     mixed.export()
     history, rows = splits_of(ReadOptions.parse(mixed.options)), mixed.rows
@@ -359,7 +362,7 @@ def test_machines_that_do_not_see_the_directory_read_history_and_name_what_they_
 def test_a_task_without_the_secrets_of_the_store_says_which_and_where_to_set_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed = Mixed(directories.shared_fs(tmp_path), partitions=1)
     mixed.filled.many(10)
     mixed.export()
     monkeypatch.setenv("PLACE_OF_HISTORY", str(tmp_path / "store"))
@@ -379,8 +382,8 @@ def test_a_task_without_the_secrets_of_the_store_says_which_and_where_to_set_the
 def test_metadata_in_etcd_is_named_by_its_members(tmp_path: Path) -> None:
     (tmp_path / "etcd").mkdir()
     with running(tmp_path / "etcd", 1) as cluster:
-        land = rig.in_etcd(rig.shared_fs(tmp_path), cluster.endpoints, "/shop")
-        mixed = Mixed(land)
+        environment = directories.in_etcd(directories.shared_fs(tmp_path), cluster.endpoints, "/shop")
+        mixed = Mixed(environment)
         mixed.every_tier()
         members = ",".join(endpoint.removeprefix("http://") for endpoint in cluster.endpoints)
         options = {"store": f"file://{tmp_path}/store", "metadata": f"etcd://{members}/shop", "topic": TOPIC}

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.ledger import Ledger
-from tests.moves import rig
 from tests.spark.mixed import Mixed
-from tests.spark.stream_child import Orders, run, running, sunk
+from tests.spark.stream_child import ChildOrders, run, running, sunk
+from tests.support.environments import directories
 from tests.support.processes import hear
 from tests.support.soak import SOAK
 
@@ -27,17 +27,17 @@ KILLED_IN = (0, 1, 2) if SOAK else (1,)
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Iterator[Mixed]:
-    made = Mixed(rig.shared_fs(tmp_path))
+    made = Mixed(directories.shared_fs(tmp_path))
     made.every_tier()
     yield made
     made.close()
 
 
 @pytest.fixture
-def orders(tmp_path: Path, mixed: Mixed) -> Orders:
+def orders(tmp_path: Path, mixed: Mixed) -> ChildOrders:
     (tmp_path / "sink").mkdir()
     options = {**mixed.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "4000"}
-    return Orders(options=options, checkpoint=str(tmp_path / "checkpoint"), sink=str(tmp_path / "sink"))
+    return ChildOrders(options=options, checkpoint=str(tmp_path / "checkpoint"), sink=str(tmp_path / "sink"))
 
 
 def _expected(mixed: Mixed) -> list[list[Any]]:
@@ -52,7 +52,7 @@ def _rows(sink: str) -> list[Any]:
 
 
 def test_driver_killed_before_and_after_its_sink_has_a_batch(
-    spark: SparkSession, mixed: Mixed, orders: Orders, ledger: Ledger
+    spark: SparkSession, mixed: Mixed, orders: ChildOrders, ledger: Ledger
 ) -> None:
     """The owner goes on meanwhile, and moves into other tiers what the killed query had planned to read."""
     before: dict[int, list[Any]] = {}
@@ -80,7 +80,9 @@ def test_driver_killed_before_and_after_its_sink_has_a_batch(
     assert _rows(orders.sink) == _expected(mixed)
 
 
-def test_executor_killed_in_the_middle_of_a_task(mixed: Mixed, orders: Orders, tmp_path: Path, ledger: Ledger) -> None:
+def test_executor_killed_in_the_middle_of_a_task(
+    mixed: Mixed, orders: ChildOrders, tmp_path: Path, ledger: Ledger
+) -> None:
     """On a cluster of two executors, each a process of its own; the first has given rows of the task already."""
     held = tmp_path / "executor"
     os.mkfifo(held)  # read once the task has written to it

@@ -20,10 +20,10 @@ import forebay
 from forebay.clock import SystemClock
 from forebay.settings import RetentionSettings
 from tests.ledger import Ledger
-from tests.moves import rig
-from tests.moves.rig import shard_of
 from tests.spark.mixed import Mixed
 from tests.spark.topics import SETTINGS, Filled, Row, in_order
+from tests.support.environments import directories
+from tests.support.environments.directories import shard_of
 from tests.support.processes import hear, tell
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -97,7 +97,7 @@ def pipe(spark: SparkSession, tmp_path: Path, path: Path) -> Pipe:
 
 def test_rows_of_every_tier_come_once_and_agree_with_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     """Between runs from one checkpoint the owner appends, deletes, exports, drops local copies and attaches a load."""
-    mixed = Mixed(rig.shared_fs(tmp_path, retention=NOTHING_KEPT))
+    mixed = Mixed(directories.shared_fs(tmp_path, retention=NOTHING_KEPT))
     pipe = Pipe(spark, tmp_path / "checkpoint", mixed.options)
     mixed.every_tier()
     before = pipe.run(maxOffsetsPerTrigger="7000")
@@ -131,11 +131,11 @@ _WRITER = """
 import sys
 from pathlib import Path
 from forebay.settings import ExportSettings, RetentionSettings, WalSettings
-from tests.moves import rig
+from tests.support.environments import directories
 wal = WalSettings(free_bytes_min=0, rotate_bytes_max=16384, sync_interval_ms=20)
-land = rig.shared_fs(Path(sys.argv[1]), wal=wal, export=ExportSettings(interval_s=1, bytes_min=0),
-                     retention=RetentionSettings(check_interval_s=1, time_s=0, bytes_max=0, grace_s=0))
-with land.open("one") as log:
+environment = directories.shared_fs(Path(sys.argv[1]), wal=wal, export=ExportSettings(interval_s=1, bytes_min=0),
+                                    retention=RetentionSettings(check_interval_s=1, time_s=0, bytes_max=0, grace_s=0))
+with environment.open("one") as log:
     topic = log.create_topic("shop/orders", partitions=2)
     print("ready", flush=True)
     number = 0

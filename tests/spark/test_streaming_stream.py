@@ -48,7 +48,7 @@ def _view(topic: str = "a/b", partition: int = 0, stop: int = 0, **changes: Any)
     )
 
 
-class Land:
+class ChangingTopics:
     """Topics that change between looks, and a count of the looks."""
 
     def __init__(self, *views: ShardView) -> None:
@@ -98,15 +98,15 @@ def _growth(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
 def test_every_offset_is_read_once(
     growth: list[list[tuple[int, int]]], offsets_max: int | None, bytes_max: int | None
 ) -> None:
-    land = Land(_view(stop=10))
-    stream = land.stream(offsets_max=offsets_max, bytes_max=bytes_max)
+    changing = ChangingTopics(_view(stop=10))
+    stream = changing.stream(offsets_max=offsets_max, bytes_max=bytes_max)
     ends = {0: 10}
     at = stream.initial()
     seen: dict[int, int] = dict.fromkeys(range(5), 0)
     for added in [*growth, *[[]] * 100]:
         for partition, count in added:
             ends[partition] = ends.get(partition, 0) + count
-        land.becomes(*(_view(partition=partition, stop=stop) for partition, stop in sorted(ends.items())))
+        changing.becomes(*(_view(partition=partition, stop=stop) for partition, stop in sorted(ends.items())))
         latest = stream.latest(at)
         batch = [part for split in stream.splits(at, latest, ("value",)) for part in split.parts]
         if not batch:
@@ -126,78 +126,78 @@ def test_every_offset_is_read_once(
 
 
 def test_query_begins_where_its_options_say() -> None:
-    land = Land(_view(stop=70, earliest=20), _view(partition=1))
+    changing = ChangingTopics(_view(stop=70, earliest=20), _view(partition=1))
     offsets = {"a/b": {0: 33, 1: 0}}
 
-    assert _ends(land.stream().initial()) == {"a/b[0]": 20, "a/b[1]": 0}
-    assert _ends(land.stream(starting=_LATEST).initial()) == {"a/b[0]": 70, "a/b[1]": 0}
-    assert _ends(land.stream(starting=replace(_LATEST, by_topic=offsets)).initial()) == {"a/b[0]": 33, "a/b[1]": 0}
+    assert _ends(changing.stream().initial()) == {"a/b[0]": 20, "a/b[1]": 0}
+    assert _ends(changing.stream(starting=_LATEST).initial()) == {"a/b[0]": 70, "a/b[1]": 0}
+    assert _ends(changing.stream(starting=replace(_LATEST, by_topic=offsets)).initial()) == {"a/b[0]": 33, "a/b[1]": 0}
 
 
 def test_one_look_answers_for_a_while() -> None:
-    land = Land(_view(stop=10))
-    stream = land.stream()
+    changing = ChangingTopics(_view(stop=10))
+    stream = changing.stream()
     start = stream.initial()
-    land.views = [_view(stop=20)]
+    changing.views = [_view(stop=20)]
     for _ in range(90):
         assert _ends(stream.latest(start)) == {"a/b[0]": 10}
         assert _ends(stream.newest()) == {"a/b[0]": 10}
-    assert land.looks == 1
+    assert changing.looks == 1
 
-    land.clock.advance(LOOK_SECONDS)
+    changing.clock.advance(LOOK_SECONDS)
 
     assert _ends(stream.latest(start)) == {"a/b[0]": 20}
-    assert land.looks == 2
+    assert changing.looks == 2
 
 
 def test_costly_looks_are_rarer() -> None:
-    land = Land(_view(stop=10))
-    land.look_seconds = 0.5
-    stream = land.stream()
+    changing = ChangingTopics(_view(stop=10))
+    changing.look_seconds = 0.5
+    stream = changing.stream()
     start = stream.initial()
 
     for _ in range(1000):
         stream.latest(start)
-        land.clock.advance(0.1)
+        changing.clock.advance(0.1)
 
-    assert land.looks <= 1 + 100 * LOOK_SHARE / 0.5
+    assert changing.looks <= 1 + 100 * LOOK_SHARE / 0.5
 
 
 def test_last_look_answers_while_there_is_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    land = Land(_view(stop=10))
-    stream = land.stream()
+    changing = ChangingTopics(_view(stop=10))
+    stream = changing.stream()
     start = stream.initial()
-    land.is_away = True
+    changing.is_away = True
     for _ in range(round(AWAY_SECONDS)):
         assert _ends(stream.latest(start)) == {"a/b[0]": 10}
-        land.clock.advance(0.99)
+        changing.clock.advance(0.99)
     assert caplog.text.count("nothing new can be seen now: no leader") == 1
-    land.clock.advance(1)
+    changing.clock.advance(1)
 
     with pytest.raises(Unavailable, match="no leader"):
         stream.latest(start)
-    land.is_away = False
-    land.becomes(_view(stop=20))
+    changing.is_away = False
+    changing.becomes(_view(stop=20))
     assert _ends(stream.latest(start)) == {"a/b[0]": 20}
 
 
 def test_nothing_new_is_the_same_text() -> None:
-    land = Land(_view(stop=10), _view(partition=1))
-    stream = land.stream(starting=_LATEST)
+    changing = ChangingTopics(_view(stop=10), _view(partition=1))
+    stream = changing.stream(starting=_LATEST)
     start = stream.initial()
 
-    land.becomes(_view(stop=10, epoch=5), _view(partition=1, epoch=5), _view(partition=2, epoch=1))
+    changing.becomes(_view(stop=10, epoch=5), _view(partition=1, epoch=5), _view(partition=2, epoch=1))
 
     assert json.dumps(stream.latest(start).to_json()) == json.dumps(start.to_json())
 
 
 def test_available_now_ends_where_the_topics_ended() -> None:
-    land = Land(_view(stop=10))
-    stream = land.stream(offsets_max=7)
+    changing = ChangingTopics(_view(stop=10))
+    stream = changing.stream(offsets_max=7)
     start = stream.initial()
     stream.fix_target()
 
-    land.becomes(_view(stop=50), _view(partition=1, stop=50), _view("c/d", stop=50))
+    changing.becomes(_view(stop=50), _view(partition=1, stop=50), _view("c/d", stop=50))
     first = stream.latest(start)
     second = stream.latest(first)
 
@@ -208,11 +208,11 @@ def test_available_now_ends_where_the_topics_ended() -> None:
 
 
 def test_new_partitions_and_topics_begin_at_the_beginning() -> None:
-    land = Land(_view(stop=10))
-    stream = land.stream(starting=_LATEST)
+    changing = ChangingTopics(_view(stop=10))
+    stream = changing.stream(starting=_LATEST)
     start = stream.initial()
 
-    land.becomes(_view(stop=12), _view(partition=1, stop=3), _view("c/d", stop=4), _view("c/d", partition=1))
+    changing.becomes(_view(stop=12), _view(partition=1, stop=3), _view("c/d", stop=4), _view("c/d", partition=1))
     latest = stream.latest(start)
 
     assert _ends(latest) == {"a/b[0]": 12, "a/b[1]": 3, "c/d[0]": 4}
@@ -224,10 +224,10 @@ def test_new_partitions_and_topics_begin_at_the_beginning() -> None:
 
 
 def test_both_limits_hold_and_something_goes_through() -> None:
-    land = Land(*(_view(partition=partition, stop=100) for partition in range(3)))
+    changing = ChangingTopics(*(_view(partition=partition, stop=100) for partition in range(3)))
 
     for offsets_max, bytes_max, records in ((30, 600, 6), (5, 600, 5), (1, 1, 1), (7, 1, 1)):
-        stream = land.stream(offsets_max=offsets_max, bytes_max=bytes_max)
+        stream = changing.stream(offsets_max=offsets_max, bytes_max=bytes_max)
         assert sum(_ends(stream.latest(stream.initial())).values()) == records
 
 
@@ -236,16 +236,16 @@ def test_gaps_do_not_count_as_records() -> None:
         kind=DescriptorKind.GAP, topic_id="a" * 32, start=10, end=70_000, epoch=1, reason=int(Reason.SKIPPED)
     )
     pieces = (ScanPiece(0, 10, 1000), ScanPiece(10, 70_000, 0, gap), ScanPiece(70_000, 70_010, 1000))
-    land = Land(_view(stop=70_010, pieces=pieces))
+    changing = ChangingTopics(_view(stop=70_010, pieces=pieces))
 
     for limit in ({"offsets_max": 15}, {"bytes_max": 1500}):
-        stream = land.stream(**limit)
+        stream = changing.stream(**limit)
         assert _ends(stream.latest(stream.initial())) == {"a/b[0]": 70_005}
 
 
 def test_a_condition_narrows_the_tasks_and_not_how_far_the_query_is() -> None:
-    land = Land(_view(stop=70), _view(partition=1, stop=40))
-    stream = land.stream(where=parse_where("partition = 0 AND offset >= 50 AND tag = 'eu'"))
+    changing = ChangingTopics(_view(stop=70), _view(partition=1, stop=40))
+    stream = changing.stream(where=parse_where("partition = 0 AND offset >= 50 AND tag = 'eu'"))
     start = stream.initial()
     end = stream.latest(start)
 
@@ -258,10 +258,10 @@ def test_a_condition_narrows_the_tasks_and_not_how_far_the_query_is() -> None:
 
 
 def test_evicted_before_it_was_read_is_a_named_loss(caplog: pytest.LogCaptureFixture) -> None:
-    land = Land(_view(stop=10))
-    strict, lenient = land.stream(), land.stream(fail_on_data_loss=False)
+    changing = ChangingTopics(_view(stop=10))
+    strict, lenient = changing.stream(), changing.stream(fail_on_data_loss=False)
     start = strict.initial()
-    land.becomes(_view(stop=60, earliest=30))
+    changing.becomes(_view(stop=60, earliest=30))
 
     with pytest.raises(DataLoss, match=r"a/b\[0\]: this query stands at offset 0, and the earliest there is 30"):
         strict.splits(start, strict.latest(start), ("value",))
@@ -271,21 +271,21 @@ def test_evicted_before_it_was_read_is_a_named_loss(caplog: pytest.LogCaptureFix
 
 
 def test_range_that_was_evicted_as_a_whole_has_no_tasks() -> None:
-    land = Land(_view(stop=10))
-    stream = land.stream(fail_on_data_loss=False)
+    changing = ChangingTopics(_view(stop=10))
+    stream = changing.stream(fail_on_data_loss=False)
     start = stream.initial()
     latest = stream.latest(start)
-    land.becomes(_view(stop=60, earliest=30))
+    changing.becomes(_view(stop=60, earliest=30))
 
     assert stream.splits(start, latest, ("value",)) == []
 
 
 def test_topic_that_is_gone_is_a_named_loss(caplog: pytest.LogCaptureFixture) -> None:
-    land = Land(_view(stop=10), _view("c/d", stop=10))
-    strict, lenient = land.stream(), land.stream(fail_on_data_loss=False)
+    changing = ChangingTopics(_view(stop=10), _view("c/d", stop=10))
+    strict, lenient = changing.stream(), changing.stream(fail_on_data_loss=False)
     start = strict.initial()
     lenient.initial()
-    land.becomes(_view(stop=20))
+    changing.becomes(_view(stop=20))
 
     with pytest.raises(DataLoss, match="c/d was deleted, and this query had not ended it: set failOnDataLoss to false"):
         strict.latest(start)
@@ -296,11 +296,11 @@ def test_topic_that_is_gone_is_a_named_loss(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
 def test_topic_created_again_fails_by_name(fail_on_data_loss: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    land = Land(_view(stop=10))
-    stream = land.stream(fail_on_data_loss=fail_on_data_loss)
+    changing = ChangingTopics(_view(stop=10))
+    stream = changing.stream(fail_on_data_loss=fail_on_data_loss)
     start = stream.initial()
     end = stream.latest(start)
-    land.becomes(_view(stop=40, topic_id="f" * 32))
+    changing.becomes(_view(stop=40, topic_id="f" * 32))
 
     for ask in (lambda: stream.latest(start), lambda: stream.splits(start, end, ("value",))):
         with pytest.raises(Conflict, match="a/b was deleted and created again"):
@@ -308,42 +308,42 @@ def test_topic_created_again_fails_by_name(fail_on_data_loss: bool) -> None:  # 
 
 
 def test_older_copy_is_recognised_by_its_epoch_and_by_its_end() -> None:
-    land = Land(_view(stop=10, epoch=4))
-    stream = land.stream()
+    changing = ChangingTopics(_view(stop=10, epoch=4))
+    stream = changing.stream()
     end = stream.latest(stream.initial())
 
-    land.becomes(_view(stop=50, epoch=3))
+    changing.becomes(_view(stop=50, epoch=3))
     with pytest.raises(Conflict, match=r"a/b\[0\]: this query has read it in epoch 4, and now it is at epoch 3"):
         stream.latest(end)
-    land.becomes(_view(stop=9, epoch=4))
+    changing.becomes(_view(stop=9, epoch=4))
     with pytest.raises(Conflict, match=r"a/b\[0\]: this query has read up to offset 10, and the topic ends at 9"):
         stream.latest(end)
 
 
 def test_owner_that_has_just_come_is_waited_for() -> None:
-    land = Land(_view(stop=10))
-    stream = land.stream()
+    changing = ChangingTopics(_view(stop=10))
+    stream = changing.stream()
     start = stream.initial()
     end = stream.latest(start)
-    land.becomes(_view(stop=3, epoch=2))
-    first = land.looks
+    changing.becomes(_view(stop=3, epoch=2))
+    first = changing.looks
 
     def sleep(seconds: float) -> None:
-        land.clock.advance(seconds)
-        if land.looks == first + 3:
-            land.views = [_view(stop=10, epoch=2)]
+        changing.clock.advance(seconds)
+        if changing.looks == first + 3:
+            changing.views = [_view(stop=10, epoch=2)]
 
-    land.clock.sleep = sleep  # type: ignore[method-assign]  # time passes, and the owner gets ready meanwhile
+    changing.clock.sleep = sleep  # type: ignore[method-assign]  # time passes, and the owner gets ready meanwhile
 
     assert _ranges(stream.splits(start, end, ("value",))) == [("a/b[0]", 0, 10)]
-    assert land.clock.monotonic() < WAIT_SECONDS
+    assert changing.clock.monotonic() < WAIT_SECONDS
 
 
 def test_points_carry_the_epoch_they_were_found_in() -> None:
-    land = Land(_view(stop=10, epoch=3))
-    stream = land.stream()
+    changing = ChangingTopics(_view(stop=10, epoch=3))
+    stream = changing.stream()
     start = stream.initial()
-    land.becomes(_view(stop=12, epoch=4))
+    changing.becomes(_view(stop=12, epoch=4))
 
     assert start.at(Place("a/b", 0)) == Point(0, 3)
     assert stream.latest(start).at(Place("a/b", 0)) == Point(12, 4)

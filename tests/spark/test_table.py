@@ -17,15 +17,15 @@ from forebay.spark.reading.view import look
 from forebay.spark.tables.as_frame import native_of
 from forebay.topics import TopicName
 from tests.compacting.directly import compacted, location_of
-from tests.moves.rig import Land, local, shared_fs
 from tests.spark.mixed import TOPIC, Mixed, settings_file
 from tests.spark.topics import Filled, in_order, rows_of, skip_offsets, spark_rows
+from tests.support.environments.directories import Environment, local, shared_fs
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(params=["local", "shared_fs"])
-def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
     return local(tmp_path) if request.param == "local" else shared_fs(tmp_path)
 
 
@@ -33,25 +33,27 @@ def options_of(mixed: Mixed) -> dict[str, str]:
     return {name: text for name, text in mixed.options.items() if name != "topic"}
 
 
-def natives(land: Land) -> list[tuple[int, int]]:
+def natives(environment: Environment) -> list[tuple[int, int]]:
     """How far Spark reads each partition by itself, and in how many files."""
-    location = location_of(land)
+    location = location_of(environment)
     snapshot = look(location, Topics(names=(TopicName.parse(TOPIC),)))
     with opened(location) as found:
         made = [native_of(view, found, fail_on_data_loss=True) for view in snapshot.shards]
     return [(native.stop, len(native.files)) for native in made]
 
 
-def test_a_table_shows_what_the_topic_shows_before_and_after_compaction(spark: SparkSession, land: Land) -> None:
-    mixed = Mixed(land)
+def test_a_table_shows_what_the_topic_shows_before_and_after_compaction(
+    spark: SparkSession, environment: Environment
+) -> None:
+    mixed = Mixed(environment)
     mixed.every_tier()
     frame = table(spark, TOPIC, **options_of(mixed))
-    before = natives(land)
+    before = natives(environment)
     assert all(stop < 3200 for stop, _ in before)
     assert spark_rows(frame) == mixed.rows
 
-    compacted(land, [TOPIC])
-    assert all(stop >= 3200 and files for stop, files in natives(land))
+    compacted(environment, [TOPIC])
+    assert all(stop >= 3200 and files for stop, files in natives(environment))
     frame = table(spark, TOPIC, **options_of(mixed))
 
     assert frame.schema.simpleString() == (
@@ -78,14 +80,14 @@ def test_a_table_lies_in_a_directory_of_any_name(spark: SparkSession, tmp_path: 
 
     frame = table(spark, TOPIC, **options_of(mixed))
 
-    assert natives(mixed.land) == [(40, 1)]
+    assert natives(mixed.environment) == [(40, 1)]
     assert spark_rows(frame) == mixed.rows
 
 
 def test_what_ends_after_the_compaction_is_left_out_of_the_files_too(spark: SparkSession, tmp_path: Path) -> None:
     mixed = Mixed(shared_fs(tmp_path))
     mixed.every_tier()
-    compacted(mixed.land, [TOPIC])
+    compacted(mixed.environment, [TOPIC])
     mixed.delete(0, 100, 130)
     mixed.delete(1, 0, 5)
     mixed.filled.topic.delete_before(50, partition=1)
@@ -100,7 +102,7 @@ def test_what_ends_after_the_compaction_is_left_out_of_the_files_too(spark: Spar
 def test_filters_and_columns_reach_sparks_own_scan(spark: SparkSession, tmp_path: Path) -> None:
     mixed = Mixed(shared_fs(tmp_path))
     mixed.every_tier()
-    compacted(mixed.land, [TOPIC])
+    compacted(mixed.environment, [TOPIC])
 
     frame = table(spark, TOPIC, columns="offset,key", **options_of(mixed)).where("offset >= 2000 and offset < 3300")
 
@@ -116,8 +118,8 @@ def test_where_reaches_both_parts_and_any_column(spark: SparkSession, tmp_path: 
     """The column that is compared need not be among those that are shown."""
     mixed = Mixed(shared_fs(tmp_path))
     mixed.every_tier()
-    compacted(mixed.land, [TOPIC])
-    ends = [stop for stop, _ in natives(mixed.land)]
+    compacted(mixed.environment, [TOPIC])
+    ends = [stop for stop, _ in natives(mixed.environment)]
     assert all(3000 < stop < 3400 for stop in ends)
 
     where = "key IN (X'6B65792D34', 'key-5') AND offset >= 3000 AND topic LIKE 'shop/%'"
@@ -138,20 +140,20 @@ def test_where_reaches_both_parts_and_any_column(spark: SparkSession, tmp_path: 
 
 
 def test_a_loss_inside_compacted_history_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    land = local(tmp_path)
-    with land.open("one") as log:
+    environment = local(tmp_path)
+    with environment.open("one") as log:
         filled = Filled(log, TOPIC)
         filled.many(100)
         filled.seal()
-    skip_offsets(land.root / "one", filled.topic.spec, Gap(100, 150, Reason.LOST))
-    with land.open("one") as log:
+    skip_offsets(environment.root / "one", filled.topic.spec, Gap(100, 150, Reason.LOST))
+    with environment.open("one") as log:
         filled.topic = log.topic(TOPIC)
         filled.rows += rows_of(filled.topic.read(150))
         filled.many(100)
         log.export_topic(TOPIC)
         filled.many(10)
-    compacted(land, [TOPIC])
-    options = {"path": str(land.root / "one"), "settings": settings_file(land)}
+    compacted(environment, [TOPIC])
+    options = {"path": str(environment.root / "one"), "settings": settings_file(environment)}
 
     with pytest.raises(DataLoss, match=r"shop/orders\[0\]: offsets \[100, 150\)"):
         table(spark, TOPIC, **options)

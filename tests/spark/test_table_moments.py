@@ -17,9 +17,9 @@ from forebay.spark.reading.snapshot import ShardView, Snapshot
 from forebay.spark.reading.view import Viewer
 from forebay.spark.tables.as_frame import LOOKS_MAX, Native, native_of
 from tests.compacting.directly import compacted
-from tests.moves.rig import shard_of, shared_fs
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import spark_rows
+from tests.support.environments.directories import shard_of, shared_fs
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 HERE = "forebay.spark.tables.as_frame"
@@ -32,7 +32,7 @@ def mixed(tmp_path: Path) -> Iterator[Mixed]:
     for _ in range(2):
         mixed.filled.many(100)
         mixed.export()
-    compacted(mixed.land, [TOPIC])
+    compacted(mixed.environment, [TOPIC])
     mixed.filled.many(100)
     mixed.export()
     mixed.filled.many(20)
@@ -80,7 +80,7 @@ def test_a_topic_created_again_between_the_looks_is_refused_by_name(spark: Spark
 
 
 def test_compaction_between_the_looks_changes_no_row(spark: SparkSession, mixed: Mixed) -> None:
-    between = Between(lambda: compacted(mixed.land, [TOPIC]))
+    between = Between(lambda: compacted(mixed.environment, [TOPIC]))
 
     assert _rows(spark, mixed, between) == mixed.rows
     assert between.looks == 2

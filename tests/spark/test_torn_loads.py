@@ -24,13 +24,13 @@ from forebay.spark.reading.view import Viewer, load, look_again
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.views.look import ViewedShard
-from tests.moves import rig
 from tests.spark.mixed import Mixed
+from tests.support.environments import directories
 
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Iterator[Mixed]:
-    mixed = Mixed(rig.local(tmp_path))
+    mixed = Mixed(directories.local(tmp_path))
     for partition in (0, 1):
         mixed.filled.many(10, partition)
     mixed.export()

@@ -26,9 +26,9 @@ from forebay.spark.reading.options import ReadOptions
 from forebay.spark.reading.pushing import SETTING, keeps_plans_apart, may_push
 from forebay.spark.reading.view import look
 from tests.compacting.directly import compacted
-from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import Row
+from tests.support.environments import directories
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -39,12 +39,12 @@ Condition = tuple[str, Callable[[Row], bool]]
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
     """Two partitions, each with a Parquet segment, a segment of two frames, and two files of the log."""
-    mixed = Mixed(rig.shared_fs(tmp_path_factory.mktemp("uses")))
+    mixed = Mixed(directories.shared_fs(tmp_path_factory.mktemp("uses")))
     for count in (60, 40):
         for partition in (0, 1):
             mixed.filled.many(count, partition)
         mixed.export()
-    compacted(mixed.land, [TOPIC])
+    compacted(mixed.environment, [TOPIC])
     for partition in (0, 1):
         mixed.filled.many(30, partition)
         mixed.filled.many(20, partition)

@@ -18,8 +18,8 @@ from forebay.loads.book import LoadBook
 from forebay.partitioning import partition_of_key
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.moves.rig import metadata_of
 from tests.spark.topics import SETTINGS
+from tests.support.environments.directories import metadata_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]  # a busy machine starts Spark in a minute
 

@@ -37,9 +37,9 @@ from forebay.storage import Storage
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.ledger import Ledger
-from tests.moves.rig import state_of
 from tests.spark.killed_driver import KilledDrivers
 from tests.spark.topics import SETTINGS
+from tests.support.environments.directories import state_of
 from tests.support.soak import SOAK
 from tests.support.waiting import until
 

@@ -23,7 +23,7 @@ SPEC: Final = TopicSpec(namespace="shop", topic="orders", topic_id=CURSOR.incarn
 STEPS_MAX: Final = 3
 
 
-class Member:
+class GroupMember:
     """A process of the group. Nothing is written in the background: a flush is a step of its own."""
 
     def __init__(self) -> None:
@@ -63,23 +63,23 @@ def _at(offset: int) -> Progress:
     return Progress(offset=offset, incarnation=CURSOR.incarnation)
 
 
-Step: TypeAlias = tuple[Callable[[Member, int], None], int]
+Step: TypeAlias = tuple[Callable[[GroupMember, int], None], int]
 STEPS: Final[tuple[Step, ...]] = (
-    (Member.durable, 4),
-    (Member.durable_elsewhere, 4),
-    (Member.durable_elsewhere, 8),
-    (Member.cached, 4),
-    (Member.cached, 6),
-    (Member.cached, 8),
-    (Member.flush, 0),
-    (Member.reset, 2),
+    (GroupMember.durable, 4),
+    (GroupMember.durable_elsewhere, 4),
+    (GroupMember.durable_elsewhere, 8),
+    (GroupMember.cached, 4),
+    (GroupMember.cached, 6),
+    (GroupMember.cached, 8),
+    (GroupMember.flush, 0),
+    (GroupMember.reset, 2),
 )
 
 
 def broken_by_some_sequence() -> Iterator[Violation]:
     """I25 after each step of every sequence; the first that breaks it ends the search."""
     for steps in itertools.product(STEPS, repeat=STEPS_MAX):
-        member = Member()
+        member = GroupMember()
         for step, offset in steps:
             step(member, offset)
             member.look()

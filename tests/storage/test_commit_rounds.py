@@ -68,45 +68,45 @@ class Round:
 
 
 def test_many_that_wait_are_synced_by_one_call(tmp_path: Path) -> None:
-    house = Round(tmp_path)
-    with house.log:
-        with house.waiting(house.topics) as acks:
-            before = house.disk.calls.copy()
+    environment = Round(tmp_path)
+    with environment.log:
+        with environment.waiting(environment.topics) as acks:
+            before = environment.disk.calls.copy()
 
         assert [ack.result(PATIENCE) for ack in acks] == [1] * SHARDS
-        assert house.disk.calls["sync_filesystem"] - before["sync_filesystem"] == 1
-        assert house.disk.calls["sync"] == before["sync"], "the sync of the first had begun before"
-        for topic in house.topics:
+        assert environment.disk.calls["sync_filesystem"] - before["sync_filesystem"] == 1
+        assert environment.disk.calls["sync"] == before["sync"], "the sync of the first had begun before"
+        for topic in environment.topics:
             assert (topic.offsets().durable, values(topic.read())) == (2, [b"before", b"together"])
 
 
 def test_fewer_are_synced_one_by_one(tmp_path: Path) -> None:
-    house = Round(tmp_path)
-    with house.log:
-        with house.waiting(house.topics[1:]) as acks:
-            before = house.disk.calls.copy()
+    environment = Round(tmp_path)
+    with environment.log:
+        with environment.waiting(environment.topics[1:]) as acks:
+            before = environment.disk.calls.copy()
 
         assert [ack.result(PATIENCE) for ack in acks] == [1] * (SHARDS - 1)
-        assert house.disk.calls["sync_filesystem"] == before["sync_filesystem"]
-        assert house.disk.calls["sync"] - before["sync"] == SHARDS - 1
+        assert environment.disk.calls["sync_filesystem"] == before["sync_filesystem"]
+        assert environment.disk.calls["sync"] - before["sync"] == SHARDS - 1
 
 
 def test_until_the_sync_has_returned_no_reader_sees_the_records_and_a_flush_waits(tmp_path: Path) -> None:
-    house = Round(tmp_path)
-    with house.log:
+    environment = Round(tmp_path)
+    with environment.log:
         gate, flushed = Gate(), threading.Event()
-        topic = house.topics[2]
+        topic = environment.topics[2]
 
         def flush() -> None:
             topic.flush()
             flushed.set()
 
-        with house.waiting(house.topics) as acks:
-            house.disk.meet = lambda kind, path: gate.wait() if kind == "sync_filesystem" else None
+        with environment.waiting(environment.topics) as acks:
+            environment.disk.meet = lambda kind, path: gate.wait() if kind == "sync_filesystem" else None
         flushing = threading.Thread(target=flush)
         with gate.reached_here():
             flushing.start()
-            assert [wal_of(topic).head for topic in house.topics] == [1] * SHARDS
+            assert [wal_of(topic).head for topic in environment.topics] == [1] * SHARDS
             assert not any(ack.done for ack in acks)
             assert values(topic.read()) == [b"before"]
             assert not flushed.is_set()
@@ -116,20 +116,20 @@ def test_until_the_sync_has_returned_no_reader_sees_the_records_and_a_flush_wait
 
 
 def test_a_sync_of_all_that_fails_leaves_each_append_undecided_and_every_log_recovers(tmp_path: Path) -> None:
-    house = Round(tmp_path)
+    environment = Round(tmp_path)
     left = [OSError(errno.EIO, "a page was not written")]
 
     def fail(kind: str, path: str) -> None:
         if kind == "sync_filesystem" and left:
             raise left.pop()
 
-    with house.log:
-        with house.waiting(house.topics) as acks:
-            house.disk.meet = fail
+    with environment.log:
+        with environment.waiting(environment.topics) as acks:
+            environment.disk.meet = fail
         for ack in acks:
             with pytest.raises(Indeterminate, match="a page was not written"):
                 ack.result(PATIENCE)
-        for topic in house.topics:
+        for topic in environment.topics:
             wal_of(topic).heal()
             assert topic.append(b"after") == 1
             assert values(topic.read()) == [b"before", b"after"]
@@ -140,17 +140,17 @@ def test_a_file_that_failed_before_fails_no_log_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_one_of_them: bool
 ) -> None:
     """A log that cannot recover keeps its failed file open: no round of the others succeeded any more."""
-    house = Round(tmp_path)
-    with house.log:
-        active = wal_of(house.topics[0]).writer.active
+    environment = Round(tmp_path)
+    with environment.log:
+        active = wal_of(environment.topics[0]).writer.active
         assert active is not None
-        failed = active.file if is_one_of_them else house.disk.create(f"{tmp_path}/another")
+        failed = active.file if is_one_of_them else environment.disk.create(f"{tmp_path}/another")
         failed.write_at(b"lost", 0 if failed is not active.file else active.position)
         with monkeypatch.context() as patch:
             patch.setattr(machine, "flush_filesystem", _lose)
             with pytest.raises(OSError, match="write-back failed"):
-                house.disk.sync_filesystem(str(tmp_path))
-        with house.waiting(house.topics) as acks:
+                environment.disk.sync_filesystem(str(tmp_path))
+        with environment.waiting(environment.topics) as acks:
             pass
 
         assert [ack.result(PATIENCE) for ack in acks[1:]] == [1] * (SHARDS - 1)
@@ -166,16 +166,16 @@ def _lose(fd: int) -> bool:
 
 
 def test_an_owner_whose_lease_ends_during_the_sync_acknowledges_nothing(tmp_path: Path) -> None:
-    house = Round(tmp_path)
-    lost, *others = house.topics
+    environment = Round(tmp_path)
+    lost, *others = environment.topics
 
     def end_lease(kind: str, path: str) -> None:
         if kind == "sync_filesystem":
             wal_of(lost).still_owner = lambda: False
 
-    with house.log:
-        with house.waiting(house.topics) as acks:
-            house.disk.meet = end_lease
+    with environment.log:
+        with environment.waiting(environment.topics) as acks:
+            environment.disk.meet = end_lease
         with pytest.raises(Indeterminate, match="lease ended"):
             acks[0].result(PATIENCE)
         assert [ack.result(PATIENCE) for ack in acks[1:]] == [1] * len(others)
@@ -184,9 +184,9 @@ def test_an_owner_whose_lease_ends_during_the_sync_acknowledges_nothing(tmp_path
 
 @pytest.mark.parametrize("kind", ["in use", "new file"])
 def test_what_would_have_to_wait_takes_no_part_and_holds_up_no_other(tmp_path: Path, kind: str) -> None:
-    house = Round(tmp_path)
-    with house.log:
-        slow, *others = house.topics
+    environment = Round(tmp_path)
+    with environment.log:
+        slow, *others = environment.topics
         gate = Gate()
         if kind == "new file":
             slow.append(bytes(ROTATE_BYTES))
@@ -194,8 +194,8 @@ def test_what_would_have_to_wait_takes_no_part_and_holds_up_no_other(tmp_path: P
             threading.Thread(target=_hold, args=(slow, gate)).start()
             assert gate.reached.wait(PATIENCE)
         expected = slow.offsets().next
-        with house.waiting(house.topics) as acks:
-            house.disk.meet = lambda kind, path: gate.wait() if kind == "create" and ".seg" in path else None
+        with environment.waiting(environment.topics) as acks:
+            environment.disk.meet = lambda kind, path: gate.wait() if kind == "create" and ".seg" in path else None
         with gate.reached_here():
             assert [ack.result(PATIENCE) for ack in acks[1:]] == [1] * len(others)
             assert not acks[0].done
@@ -209,59 +209,59 @@ def _hold(topic: Topic, gate: Gate) -> None:
 
 
 def test_a_shard_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
-    house = Round(tmp_path)
-    full, *others = house.topics
+    environment = Round(tmp_path)
+    full, *others = environment.topics
 
     def refuse(kind: str, path: str) -> None:
         if kind == "write" and full.spec.topic_id in path and ".seg" in path:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with house.log:
-        with house.waiting(house.topics) as acks:
-            house.disk.meet = refuse
+    with environment.log:
+        with environment.waiting(environment.topics) as acks:
+            environment.disk.meet = refuse
         assert [ack.result(PATIENCE) for ack in acks[1:]] == [1] * len(others)
         with pytest.raises(Indeterminate, match="No space left"):
             acks[0].result(PATIENCE)
-        house.disk.meet = lambda kind, path: None
+        environment.disk.meet = lambda kind, path: None
 
 
 def test_a_shard_of_another_engine_is_committed_by_itself(tmp_path: Path) -> None:
-    house = Round(tmp_path)
-    with house.log:
-        rocks = house.topic("rocks", engine="rocksdb")
-        with house.waiting([rocks, *house.topics]) as acks:
-            before = house.disk.calls["sync_filesystem"]
+    environment = Round(tmp_path)
+    with environment.log:
+        rocks = environment.topic("rocks", engine="rocksdb")
+        with environment.waiting([rocks, *environment.topics]) as acks:
+            before = environment.disk.calls["sync_filesystem"]
 
         assert [ack.result(PATIENCE) for ack in acks] == [1] * (SHARDS + 1)
-        assert house.disk.calls["sync_filesystem"] - before == 1
+        assert environment.disk.calls["sync_filesystem"] - before == 1
 
 
 def test_a_shard_in_a_file_system_that_is_mounted_below_is_synced_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = Round(tmp_path)
-    with house.log:
-        elsewhere, identity = wal_of(house.topics[0]).writer, vars(Writer)["identity"].fget
+    environment = Round(tmp_path)
+    with environment.log:
+        elsewhere, identity = wal_of(environment.topics[0]).writer, vars(Writer)["identity"].fget
         monkeypatch.setattr(
             Writer,
             "identity",
             property(lambda writer: "another mount" if writer is elsewhere else identity(writer)),
         )
-        with house.waiting(house.topics) as acks:
-            before = house.disk.calls.copy()
+        with environment.waiting(environment.topics) as acks:
+            before = environment.disk.calls.copy()
 
         assert [ack.result(PATIENCE) for ack in acks] == [1] * SHARDS
-        assert house.disk.calls["sync"] - before["sync"] == 1
-        assert house.disk.calls["sync_filesystem"] - before["sync_filesystem"] == 1
+        assert environment.disk.calls["sync"] - before["sync"] == 1
+        assert environment.disk.calls["sync_filesystem"] - before["sync_filesystem"] == 1
 
 
 def test_callbacks_of_a_round_run_when_no_log_of_it_is_held(tmp_path: Path) -> None:
-    house = Round(tmp_path)
-    with house.log:
+    environment = Round(tmp_path)
+    with environment.log:
         heard: list[int] = []
-        with house.waiting(house.topics) as acks:
+        with environment.waiting(environment.topics) as acks:
             for ack in acks:
-                ack.add_callback(lambda _: heard.extend(topic.append(b"by a callback") for topic in house.topics))
+                ack.add_callback(lambda _: heard.extend(topic.append(b"by a callback") for topic in environment.topics))
 
         until(lambda: len(heard) == SHARDS * SHARDS)
         assert sorted(heard) == sorted(list(range(2, 2 + SHARDS)) * SHARDS)

@@ -24,7 +24,7 @@ COMMITTERS = 2
 ROTATE_BYTES = 4096
 
 
-class House:
+class CommitterEnvironment:
     """A log with two committers, and topics that are to hang at a gate, at one step of a commit."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +103,12 @@ def test_a_commit_that_hangs_keeps_no_other_shard_waiting(
     kind: str, durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit, "STUCK_SECONDS", 1e9)  # no thread is begun in the place of one that hangs
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        a, b = house.topic("a", durability), house.topic("b", durability)
-        house.hang(kind, [a])
+    environment = CommitterEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        a, b = environment.topic("a", durability), environment.topic("b", durability)
+        environment.hang(kind, [a])
         stuck = a.append_nowait(b"stuck")
-        with house.gate.reached_here():
+        with environment.gate.reached_here():
             offsets = [b.append_nowait(b"v").result(PATIENCE) for _ in range(6)]
             assert not stuck.done
 
@@ -121,12 +121,12 @@ def test_however_many_shards_wait_for_metadata_or_a_file_no_committer_does(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit, "STUCK_SECONDS", 1e9)
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        slow, b = [house.topic(f"slow{number}") for number in range(2 * COMMITTERS + 1)], house.topic("b")
-        house.hang(kind, slow)
+    environment = CommitterEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        slow, b = [environment.topic(f"slow{number}") for number in range(2 * COMMITTERS + 1)], environment.topic("b")
+        environment.hang(kind, slow)
         stuck = [topic.append_nowait(b"stuck") for topic in slow]
-        with house.gate.reached_here():
+        with environment.gate.reached_here():
             assert b.append_nowait(b"v").result(PATIENCE) == 1
             assert not any(ack.done for ack in stuck)
 
@@ -135,14 +135,17 @@ def test_however_many_shards_wait_for_metadata_or_a_file_no_committer_does(
 
 def test_where_all_committers_hang_others_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "STUCK_SECONDS", 0.01)
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        slow, b = [house.topic(f"slow{number}") for number in range(COMMITTERS)], house.topic("b")
-        house.hang("write", slow)
+    environment = CommitterEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        slow, b = [environment.topic(f"slow{number}") for number in range(COMMITTERS)], environment.topic("b")
+        environment.hang("write", slow)
         stuck = [topic.append_nowait(b"stuck") for topic in slow]
-        with house.gate.reached_here():
+        with environment.gate.reached_here():
             until(
-                lambda: {worker.name: worker.stuck for worker in house.log.workers()}["forebay-syncing-committer"] == 2
+                lambda: (
+                    {worker.name: worker.stuck for worker in environment.log.workers()}["forebay-syncing-committer"]
+                    == 2
+                )
             )
             assert b.append_nowait(b"v").result(PATIENCE) == 1
 
@@ -155,18 +158,18 @@ def test_many_shards_that_hang_keep_no_other_waiting_and_are_named(
 ) -> None:
     """With more than twice as many hung shards as threads, four at least, all others of the class waited for ever."""
     monkeypatch.setattr(commit, "STUCK_SECONDS", 0.01)
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        slow, b = [house.topic(f"slow{n}", durability) for n in range(12)], house.topic("b", durability)
-        house.hang("write", slow)
+    environment = CommitterEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        slow, b = [environment.topic(f"slow{n}", durability) for n in range(12)], environment.topic("b", durability)
+        environment.hang("write", slow)
         stuck = [topic.append_nowait(b"stuck") for topic in slow]
-        with house.gate.reached_here():
+        with environment.gate.reached_here():
             ack = b.append_nowait(b"v")
             # Each append has another look at what hangs, as every second one of the background workers does.
             until(lambda: b.append_nowait(b"again") is not None and ack.done)
             assert ack.result(PATIENCE) == 1
             worker = "forebay-committer" if durability == "disk" else "forebay-syncing-committer"
-            until(lambda: _stuck(house.log, worker) == 12)
+            until(lambda: _stuck(environment.log, worker) == 12)
         assert all(ack.result(PATIENCE) == 1 for ack in stuck)
     (first, *_) = [record for record in caplog.records if "no answer for more than" in record.getMessage()]
     assert worker in first.getMessage() and "default/slow" in first.getMessage()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 CAP = 5
 
 
-class House:
+class HangingEnvironment:
     """A log with topics `a`, which hangs at a gate, and `b`, which must not notice."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,35 +129,35 @@ def _settings(tmp_path: Path) -> Settings:
 def test_a_shard_that_hangs_in_the_background_holds_up_nothing_of_another(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        house.count_checks()
-        house.hang(kind)
-        house.a.append_many([b"v"] * (2 * CAP))
+    environment = HangingEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        environment.count_checks()
+        environment.hang(kind)
+        environment.a.append_many([b"v"] * (2 * CAP))
         if kind != "sync":
-            house.a.rotate()
-        with house.gate.reached_here():
+            environment.a.rotate()
+        with environment.gate.reached_here():
             for _ in range(2):
-                checked, end = house.checked["b"], house.use(house.b)
-                until(lambda end=end, checked=checked: house.is_served(house.b, end, checked))  # type: ignore[misc]
-            house.log.create_topic("c")
-            house.log.delete_topic("c")
-            assert sum(status.stuck for status in house.log.workers()) >= 1
+                checked, end = environment.checked["b"], environment.use(environment.b)
+                until(lambda end=end, checked=checked: environment.is_served(environment.b, end, checked))  # type: ignore[misc]
+            environment.log.create_topic("c")
+            environment.log.delete_topic("c")
+            assert sum(status.stuck for status in environment.log.workers()) >= 1
 
-        checked, end = house.checked["a"], house.use(house.a)
-        until(lambda: house.is_served(house.a, end, checked))
-        until(lambda: sum(status.stuck for status in house.log.workers()) == 0)
+        checked, end = environment.checked["a"], environment.use(environment.a)
+        until(lambda: environment.is_served(environment.a, end, checked))
+        until(lambda: sum(status.stuck for status in environment.log.workers()) == 0)
 
 
 def test_an_ended_session_stops_every_shard_though_the_check_of_one_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        house.hang("chore")
-        a, b = (inside(topic).wal() for topic in (house.a, house.b))
-        inside(house.log).lose_session()
-        with house.gate.reached_here():
+    environment = HangingEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        environment.hang("chore")
+        a, b = (inside(topic).wal() for topic in (environment.a, environment.b))
+        inside(environment.log).lose_session()
+        with environment.gate.reached_here():
             until(lambda: b.fenced is not None)
             assert a.fenced is None
         until(lambda: a.fenced is not None)
@@ -165,15 +165,15 @@ def test_an_ended_session_stops_every_shard_though_the_check_of_one_hangs(
 
 def test_owners_whose_session_lives_are_looked_at_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work for a shard at every step took much of a processor where thousands of topics were idle."""
-    house = House(tmp_path, monkeypatch)
+    environment = HangingEnvironment(tmp_path, monkeypatch)
     checked: list[str] = []
-    with house.log:
+    with environment.log:
         monkeypatch.setattr(SegmentShard, "check_owner", lambda shard: checked.append(shard.ref.spec.topic))
         for _ in range(3):
-            inside(house.log).workers.cleanup.step()
+            inside(environment.log).workers.cleanup.step()
         assert checked == []
-        inside(house.log).lose_session()
-        inside(house.log).workers.cleanup.step()
+        inside(environment.log).lose_session()
+        inside(environment.log).workers.cleanup.step()
         assert set(checked) == {"a", "b"}
 
 
@@ -181,26 +181,26 @@ def test_a_commit_that_hangs_holds_up_no_commit_and_no_sync_of_another_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue of class memory was written by the thread of all syncs: a reservation that hung stopped them."""
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        house.hang("commit")
-        _ = house.a.append_nowait(b"v")
-        with house.gate.reached_here():
+    environment = HangingEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        environment.hang("commit")
+        _ = environment.a.append_nowait(b"v")
+        with environment.gate.reached_here():
             ended: list[object] = []
-            house.b.append_nowait(b"v").add_callback(ended.append)
+            environment.b.append_nowait(b"v").add_callback(ended.append)
             until(lambda: ended)
-            until(lambda: house.b.offsets().durable == 2)
+            until(lambda: environment.b.offsets().durable == 2)
 
 
 def test_a_log_that_is_in_use_for_long_is_left_out_of_the_round_of_syncs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by an append that waits for the metadata store to reserve offsets."""
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        until(lambda: house.a.offsets().durable == house.b.offsets().durable == 1)
-        held, go_on, wal = threading.Event(), threading.Event(), inside(house.a).wal()
-        house.a.append(b"v")
+    environment = HangingEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        until(lambda: environment.a.offsets().durable == environment.b.offsets().durable == 1)
+        held, go_on, wal = threading.Event(), threading.Event(), inside(environment.a).wal()
+        environment.a.append(b"v")
 
         def hold() -> None:
             with wal.committing:
@@ -211,31 +211,31 @@ def test_a_log_that_is_in_use_for_long_is_left_out_of_the_round_of_syncs(
         holder.start()
         assert held.wait(60)
         for _ in range(3):
-            end = house.b.append(b"v") + 1
-            until(lambda end=end: house.b.offsets().durable >= end)  # type: ignore[misc]
-        assert [status.stuck for status in house.log.workers() if status.name == "forebay-sync"] == [0]
+            end = environment.b.append(b"v") + 1
+            until(lambda end=end: environment.b.offsets().durable >= end)  # type: ignore[misc]
+        assert [status.stuck for status in environment.log.workers() if status.name == "forebay-sync"] == [0]
         go_on.set()
         holder.join()
-        until(lambda: house.a.offsets().durable == 2)
+        until(lambda: environment.a.offsets().durable == 2)
 
 
 def test_a_topic_that_is_deleted_while_it_is_exported_holds_up_no_other_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited for its export under the lock that every opening, creation and deletion of a topic takes."""
-    house = House(tmp_path, monkeypatch)
-    with house.log:
-        house.hang("export")
-        house.a.rotate()
-        deleting = threading.Thread(target=house.log.delete_topic, args=("a",))
-        with house.gate.reached_here():
+    environment = HangingEnvironment(tmp_path, monkeypatch)
+    with environment.log:
+        environment.hang("export")
+        environment.a.rotate()
+        deleting = threading.Thread(target=environment.log.delete_topic, args=("a",))
+        with environment.gate.reached_here():
             deleting.start()
-            until(lambda: [spec.topic for spec in house.log.topics()] == ["b"])
-            fresh = house.log.create_topic("c", partitions=2)
+            until(lambda: [spec.topic for spec in environment.log.topics()] == ["b"])
+            fresh = environment.log.create_topic("c", partitions=2)
             assert fresh.append(b"v", partition=1) == 0
-            house.log.delete_topic("c")
-            assert house.b.append(b"v") == 1
+            environment.log.delete_topic("c")
+            assert environment.b.append(b"v") == 1
             assert deleting.is_alive()
         deleting.join(60)
         assert not deleting.is_alive()
-    assert not list(tmp_path.glob(f"*/shards/{house.a.spec.topic_id}*"))
+    assert not list(tmp_path.glob(f"*/shards/{environment.a.spec.topic_id}*"))

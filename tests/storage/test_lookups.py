@@ -16,8 +16,8 @@ from forebay.settings import Settings
 from forebay.storage.background import limits
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.moves.rig import shard_of
 from tests.storage.rig import QUICK, values
+from tests.support.environments.directories import shard_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 import forebay
 from forebay import Durations, LogStatus, Metric, aio
-from tests.moves.rig import shard_of
+from tests.support.environments.directories import shard_of
 
 FSYNC = (("durability", "fsync"), ("engine", "segment"))
 

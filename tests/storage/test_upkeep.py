@@ -516,24 +516,24 @@ def test_a_log_that_is_written_for_long_keeps_no_other_from_the_end_of_a_sync_of
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.01)
-    house = SyncOfMany(tmp_path)
-    stuck, other = house.stuck, house.other
+    many = SyncOfMany(tmp_path)
+    stuck, other = many.stuck, many.other
 
-    assert not house.run()
+    assert not many.run()
 
     assert (other.offsets().durable, stuck.offsets().durable) == (1, 0)
     assert stuck.upkeep.is_busy, "the next round syncs it"
-    house.engine.close()
+    many.engine.close()
 
 
 def test_a_log_that_is_written_for_long_keeps_no_other_from_the_failure_of_a_sync_of_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.01)
-    house = SyncOfMany(tmp_path, OSError(5, "input/output error"))
-    stuck, other = house.stuck, house.other
+    many = SyncOfMany(tmp_path, OSError(5, "input/output error"))
+    stuck, other = many.stuck, many.other
 
-    assert not house.run()
+    assert not many.run()
 
     assert other.failure is not None and "input/output error" in other.failure
     assert stuck.failure is None and stuck.upkeep.is_busy
@@ -544,7 +544,7 @@ def test_a_log_that_is_written_for_long_keeps_no_other_from_the_failure_of_a_syn
         shard.upkeep.mend()
         shard.wal.flush()
         assert shard.offsets().durable == 1
-    house.engine.close()
+    many.engine.close()
 
 
 def test_low_space_refuses_appends_and_goes_on_by_itself(tmp_path: Path) -> None:

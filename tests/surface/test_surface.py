@@ -82,7 +82,7 @@ class DirectoryHome:
         return embedded(self._path)
 
 
-class MemoryHome:
+class EmbeddedMemory:
     def open(self) -> Log:
         return embedded(":memory:")
 
@@ -111,8 +111,8 @@ class TestEmbeddedDirectory(LastingContract):
 
 class TestEmbeddedMemory(SurfaceContract):
     @pytest.fixture
-    def home(self) -> MemoryHome:
-        return MemoryHome()
+    def home(self) -> EmbeddedMemory:
+        return EmbeddedMemory()
 
 
 class TestAwaitedDirectory(LastingContract):

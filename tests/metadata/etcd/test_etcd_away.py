@@ -57,7 +57,7 @@ def come_back(etcd: Cluster, how: str) -> None:
     etcd.start_all()
 
 
-class House:
+class EtcdEnvironment:
     """A log in mode `shared_fs` whose topics have all been used once: each has `RESERVED` offsets and some."""
 
     def __init__(self, root: Path, etcd: Cluster, *, request_timeout_ms: int) -> None:
@@ -131,76 +131,76 @@ def test_shards_that_wait_for_a_stopped_etcd_hold_up_no_other(
 ) -> None:
     """There is one committer, and more shards wait than it could serve: no thread is begun in the place of another."""
     monkeypatch.setattr(commit, "STUCK_SECONDS", 1e9)
-    house = House(tmp_path, etcd, request_timeout_ms=round(2 * PATIENCE * 1000))
-    with house.log:
-        hungry = [house.topic(f"hungry-{name}", name) for name in ("fsync", "disk")]
-        others = [house.topic(f"other-{name}", name) for name in CLASSES]
-        epochs = house.epochs([*hungry, *others])
+    environment = EtcdEnvironment(tmp_path, etcd, request_timeout_ms=round(2 * PATIENCE * 1000))
+    with environment.log:
+        hungry = [environment.topic(f"hungry-{name}", name) for name in ("fsync", "disk")]
+        others = [environment.topic(f"other-{name}", name) for name in CLASSES]
+        epochs = environment.epochs([*hungry, *others])
         leave(etcd, "stopped")
         try:
             for topic in hungry:
-                house.use_up(topic)
+                environment.use_up(topic)
             waiting: list[Ack] = [topic.append_nowait(b"%d" % topic.offsets().next) for topic in hungry]
             for topic in others:
-                house.append(topic, RESERVED // 2)
+                environment.append(topic, RESERVED // 2)
 
             assert [ack.done for ack in waiting] == [False, False]
         finally:
             come_back(etcd, "stopped")
         for topic, ack in zip(hungry, waiting, strict=True):
-            house.appended[topic.name].append(b"%d" % ack.result(PATIENCE))
+            environment.appended[topic.name].append(b"%d" % ack.result(PATIENCE))
         for topic in [*hungry, *others]:
-            house.append(topic, 2 * RESERVED)
+            environment.append(topic, 2 * RESERVED)
 
-        house.check([*hungry, *others])
-        assert house.epochs([*hungry, *others]) == epochs, "no shard was lost, so none was acquired again"
+        environment.check([*hungry, *others])
+        assert environment.epochs([*hungry, *others]) == epochs, "no shard was lost, so none was acquired again"
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_without_etcd_the_shard_that_ran_out_fails_alone_and_goes_on_when_etcd_is_back(
     etcd: Cluster, tmp_path: Path, how: str
 ) -> None:
-    house = House(tmp_path, etcd, request_timeout_ms=500)
-    with house.log:
-        hungry = house.topic("hungry", "fsync")
-        others = [house.topic(f"other-{name}", name) for name in CLASSES]
-        epochs = house.epochs([hungry, *others])
+    environment = EtcdEnvironment(tmp_path, etcd, request_timeout_ms=500)
+    with environment.log:
+        hungry = environment.topic("hungry", "fsync")
+        others = [environment.topic(f"other-{name}", name) for name in CLASSES]
+        epochs = environment.epochs([hungry, *others])
         leave(etcd, how)
         try:
-            house.use_up(hungry)
+            environment.use_up(hungry)
             for _ in range(2):
                 refused = refusal_of(hungry)
                 assert type(refused) is Unavailable, "nothing was done, and no other owner has the shard"
                 assert etcd.endpoints[0] in str(refused)
                 assert "check metadata.endpoints" in str(refused)
                 for topic in others:
-                    house.append(topic, RESERVED // 4)
-            house.check([hungry, *others])
+                    environment.append(topic, RESERVED // 4)
+            environment.check([hungry, *others])
         finally:
             come_back(etcd, how)
         for topic in [hungry, *others]:
-            house.append(topic, 2 * RESERVED)
+            environment.append(topic, 2 * RESERVED)
 
-        house.check([hungry, *others])
-        assert house.epochs([hungry, *others]) == epochs, "no shard was lost, so none was acquired again"
+        environment.check([hungry, *others])
+        assert environment.epochs([hungry, *others]) == epochs, "no shard was lost, so none was acquired again"
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_without_etcd_no_shard_is_written_past_the_end_of_its_lease(etcd: Cluster, tmp_path: Path, how: str) -> None:
-    house = House(tmp_path, etcd, request_timeout_ms=500)
-    with house.log:
-        hungry = house.topic("hungry", "fsync")
-        others = [house.topic(f"other-{name}", name) for name in CLASSES]
+    environment = EtcdEnvironment(tmp_path, etcd, request_timeout_ms=500)
+    with environment.log:
+        hungry = environment.topic("hungry", "fsync")
+        others = [environment.topic(f"other-{name}", name) for name in CLASSES]
         topics = [hungry, *others]
-        epochs = house.epochs(topics)
+        epochs = environment.epochs(topics)
         leave(etcd, how)
         try:
-            house.use_up(hungry)
+            environment.use_up(hungry)
             assert isinstance(refusal_of(hungry), Unavailable)
             for topic in others:
-                house.append(topic, RESERVED // 4)
-            house.check(topics)
-            house.clock.ahead_s = LEASE_S
+                environment.append(topic, RESERVED // 4)
+            environment.check(topics)
+            environment.clock.ahead_s = LEASE_S
 
             refused = {topic.name: [attempt(topic, b"late %d" % number) for number in range(3)] for topic in topics}
             for errors in ([error for _, error in tried] for tried in refused.values()):
@@ -215,11 +215,11 @@ def test_without_etcd_no_shard_is_written_past_the_end_of_its_lease(etcd: Cluste
             # What was being written as the lease ended is in doubt and may be there. Nothing else that was refused is.
             in_doubt = [value for value, error in tried if isinstance(error, Indeterminate)]
             found = [record.value for record in topic.read(on_gap=lambda partition, gap: None)]
-            acked = house.appended[topic.name]
+            acked = environment.appended[topic.name]
             assert found[: len(acked)] == acked
             assert found[-1] == tried[-1][0], "the append that was acknowledged last"
             assert set(found[len(acked) : -1]) <= set(in_doubt), topic.name
-        assert all(now > before for now, before in zip(house.epochs(topics), epochs, strict=True))
+        assert all(now > before for now, before in zip(environment.epochs(topics), epochs, strict=True))
 
 
 def attempt(topic: Topic, value: bytes) -> tuple[bytes, ForebayError | None]:

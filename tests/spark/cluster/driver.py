@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).parents[3]
 COLUMNS: Final = ("partition", "key", "value", "tag", "headers", "timestamp")
 
 
-class Orders(msgspec.Struct, frozen=True, kw_only=True):
+class DriverOrders(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver is to do."""
 
     master: str
@@ -74,7 +74,7 @@ def rows_of(frame: DataFrame) -> list[list[Any]]:
     return sorted((list(row) for row in shown.collect()), key=lambda row: row[:2])
 
 
-def _drive(spark: SparkSession, orders: Orders) -> None:
+def _drive(spark: SparkSession, orders: DriverOrders) -> None:
     frame = spark.read.format("forebay").options(**orders.read).load()
     rows = rows_of(frame)
     Path(orders.seen).write_text(json.dumps(rows))
@@ -97,7 +97,7 @@ def _drive(spark: SparkSession, orders: Orders) -> None:
 
 
 if __name__ == "__main__":
-    given = msgspec.json.decode(sys.argv[1], type=Orders)
+    given = msgspec.json.decode(sys.argv[1], type=DriverOrders)
     remote = given.master if given.master.startswith(REMOTE) else None
     running = session("forebay driver", master=remote)  # else the master of spark-submit
     _drive(running, given)

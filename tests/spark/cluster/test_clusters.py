@@ -15,13 +15,13 @@ import pytest
 
 import forebay
 from tests.cli.rig import one_line
-from tests.moves import rig
 from tests.spark.cluster.connect import connect_server
-from tests.spark.cluster.driver import Orders
+from tests.spark.cluster.driver import DriverOrders
 from tests.spark.cluster.standalone import cluster
 from tests.spark.mixed import ENVIRONMENT, Mixed, settings_file
 from tests.spark.topics import Row
 from tests.support import servers
+from tests.support.environments import directories
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900)]
@@ -71,13 +71,13 @@ def test_standalone_cluster_reads_history_from_s3_and_writes_it_back_twice(
     plain = dict(os.environ)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    mixed = Mixed(rig.object_store(tmp_path, s3.endpoint, "cluster"))
+    mixed = Mixed(directories.object_store(tmp_path, s3.endpoint, "cluster"))
     mixed.every_tier()
     mixed.export()
     copies = [mixed.log.create_topic(name, partitions=2) for name in ("shop/loaded", "shop/streamed")]
-    place = {"settings": settings_file(mixed.land)}
+    place = {"settings": settings_file(mixed.environment)}
     with cluster(tmp_path, plain) as master:
-        Orders(
+        DriverOrders(
             master=master,
             read={**place, "topic": mixed.topic, "minPartitions": "4"},
             seen=str(tmp_path / "seen.json"),
@@ -100,10 +100,10 @@ def test_standalone_cluster_reads_history_from_s3_and_writes_it_back_twice(
 
 
 def test_spark_connect_reads_batches_and_streams(tmp_path: Path, connect: str) -> None:
-    mixed = Mixed(rig.shared_fs(tmp_path))
+    mixed = Mixed(directories.shared_fs(tmp_path))
     mixed.every_tier()
 
-    Orders(
+    DriverOrders(
         master=connect,
         read=mixed.options,
         seen=str(tmp_path / "seen.json"),
@@ -141,8 +141,8 @@ def _ids(topic: forebay.Topic) -> list[int]:
 
 def test_commands_run_on_a_spark_connect_server(tmp_path: Path, connect: str) -> None:
     """Jobs and pipelines by `--master sc://…`: Spark Connect has no Spark context, no JVM and no functions of ours."""
-    land = rig.shared_fs(tmp_path)
-    with land.open("data") as log:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("data") as log:
         for name in ("shop/orders", "shop/large", "shop/odd", "shop/changed"):
             log.create_topic(name)
         for _ in range(4):
@@ -155,7 +155,7 @@ def test_commands_run_on_a_spark_connect_server(tmp_path: Path, connect: str) ->
     }.items():
         (tmp_path / f"{name}.yml").write_text(PIPELINE + text)
     (tmp_path / "more.json").write_text('{"id": 100}\n')
-    common = ("--data", str(tmp_path / "data"), "--settings", settings_file(land), "--master", connect)
+    common = ("--data", str(tmp_path / "data"), "--settings", settings_file(environment), "--master", connect)
     backfill = ("history", "backfill", "shop/orders", "--from", str(tmp_path / "more.json"), "--format", "json")
 
     compacted, filled, profiled, batch, stream, changes = _ran(
@@ -179,6 +179,6 @@ def test_commands_run_on_a_spark_connect_server(tmp_path: Path, connect: str) ->
     assert stream[0] == 0 and "odd: 200 rows to shop/odd, 1 batches" in stream[1], stream
     assert changes[0] == 2 and one_line(changes[2]), changes
     assert "sink changed has `output: update`, which Spark Connect (sc://) cannot run" in changes[2]
-    with land.open("data") as log:
+    with environment.open("data") as log:
         assert _ids(log.topic("shop/large")) == list(range(90, 101))
         assert _ids(log.topic("shop/odd")) == sorted([*range(1, 100, 2)] * 4)

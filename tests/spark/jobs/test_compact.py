@@ -13,10 +13,10 @@ from forebay.spark.jobs import compaction
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
 from tests.cli.rig import Shell
 from tests.compacting.directly import AT_ONCE, Here, catalog_of, check_sound, compacted, kinds_of, location_of, shown
-from tests.moves import rig
-from tests.moves.rig import TOPIC
 from tests.spark.mixed import Mixed
 from tests.spark.topics import SETTINGS
+from tests.support.environments import directories
+from tests.support.environments.directories import TOPIC
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -35,34 +35,34 @@ class Counted:
 
 
 def test_all_partitions_are_compacted_from_the_store_beside_their_owner(spark: SparkSession, tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    mixed = Mixed(land, partitions=2)
+    environment = directories.shared_fs(tmp_path)
+    mixed = Mixed(environment, partitions=2)
     mixed.every_tier()
     mixed.export()
     counted = Counted()
 
-    report = compaction.run(spark, location_of(land, None), [TOPIC], rules=AT_ONCE, progress=counted)
+    report = compaction.run(spark, location_of(environment, None), [TOPIC], rules=AT_ONCE, progress=counted)
 
     assert report.is_clean and report.figures["rewrites"] == 2, report.lines()
     assert counted.whole == counted.done > 0
-    assert compacted(land).summary == "nothing to do"
+    assert compacted(environment).summary == "nothing to do"
     for partition in range(2):
         assert kinds_of(mixed.log, mixed.filled.topic, partition) == [DescriptorKind.PARQUET]
     assert shown(mixed.filled.topic) == mixed.rows
     mixed.close()
-    check_sound(land)
+    check_sound(environment)
 
 
 def test_superseded_records_are_those_that_one_process_finds(spark: SparkSession, tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    with land.open("one") as log:
+    environment = directories.shared_fs(tmp_path)
+    with environment.open("one") as log:
         topic = log.create_topic(TOPIC)
         for number in range(5):
             topic.append_many([b"v"] * 40, keys=[None if n % 7 == 0 else b"k%d" % (n * number % 11) for n in range(40)])
             log.export_topic(TOPIC)
         pieces = catalog_of(log, topic).descriptors()
     units = [KeyUnit(piece, (), 3, 2**50) for piece in pieces]
-    location = location_of(land)
+    location = location_of(environment)
 
     found = superseded_by_spark(spark, location, units)
 

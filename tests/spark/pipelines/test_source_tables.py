@@ -22,10 +22,10 @@ from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import look_up_table, open_catalog, table_names
 from forebay.spark.tables.files import files_of
 from tests.compacting.directly import compacted, location_of
-from tests.moves.rig import TOPIC, local
 from tests.spark.mixed import Mixed
 from tests.spark.pipelines.files import built, flaws_of, pipeline_of, running_of
 from tests.spark.topics import SETTINGS
+from tests.support.environments.directories import TOPIC, local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -244,11 +244,11 @@ def test_rows_of_a_table_are_those_that_its_catalog_says(spark: SparkSession, ho
 def test_tables_that_lake_and_register_made_are_read_with_every_row(spark: SparkSession, tmp_path: Path) -> None:
     home = tmp_path / "with a space"
     home.mkdir()
-    land = local(home)
-    mixed = Mixed(land)
+    environment = local(home)
+    mixed = Mixed(environment)
     mixed.every_tier()
-    compacted(land, [TOPIC])
-    location = location_of(land)
+    compacted(environment, [TOPIC])
+    location = location_of(environment)
     register.run(location, TOPIC)
     lake.run(spark, location, TOPIC, table="shop.raw", format="raw")
 

@@ -15,7 +15,7 @@ TOPIC = "shop/orders"
 QUICK = {"wal": {"free_bytes_min": 0, "reserve_records_min": 64}, "runtime": {"maintenance_interval_ms": 5}}
 
 
-class House:
+class CommandEnvironment:
     """Directories below one root. The settings file says what they share."""
 
     def __init__(self, root: Path, mode: str = "shared_fs", **groups: dict[str, object]) -> None:

@@ -38,7 +38,7 @@ GRACE_S: Final = 3600
 _COMMITTED: Final = "metadata"
 
 
-class Ground:
+class SimulatedEnvironment:
     """Everything that directories share."""
 
     def __init__(
@@ -85,12 +85,12 @@ def at_once(shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
     return work(shard)
 
 
-class Member:
+class SimulatedOwner:
     """One process with one data directory. Nothing runs in the background."""
 
     def __init__(
         self,
-        ground: Ground,
+        environment: SimulatedEnvironment,
         name: str,
         metadata: MetadataStore,
         store: BlobStore,
@@ -98,12 +98,12 @@ class Member:
         on_open: Callable[[SegmentShard], None],
     ) -> None:
         self.name = name
-        self._ground = ground
+        self._environment = environment
         self.metadata = metadata
-        settings = ground.settings
+        settings = environment.settings
         self.places = Places(
-            disk=ground.disk,
-            clock=ground.clock,
+            disk=environment.disk,
+            clock=environment.clock,
             directory=LogDirectory(f"/{name}", Marker(FORMAT, name), None),
             holder=name,
             store=store,
@@ -113,24 +113,24 @@ class Member:
         self.engine = SegmentEngine(
             f"/{name}/shards",
             settings,
-            disk=ground.disk,
-            clock=ground.clock,
+            disk=environment.disk,
+            clock=environment.clock,
             metadata=metadata,
             owner_session=self.owner_session,
             places=self.places,
             on_open=on_open,
             on_dirty=lambda _: None,
         )
-        self.cleanup = ObjectCleanup(metadata, settings, self.places, ground.clock)
-        self.definitions = Definitions(metadata, settings.metadata.prefix, ground.clock)
+        self.cleanup = ObjectCleanup(metadata, settings, self.places, environment.clock)
+        self.definitions = Definitions(metadata, settings.metadata.prefix, environment.clock)
         self.engines = Engines(
             segment=self.engine,
-            memory=MemoryEngine(settings, clock=ground.clock, metadata=metadata, owner_session=self.owner_session),
+            memory=MemoryEngine(settings, clock=environment.clock, metadata=metadata, owner_session=self.owner_session),
             rocksdb=RocksEngine(
                 f"/{name}/{ROCKSDB}",
                 settings,
-                disk=ground.disk,
-                clock=ground.clock,
+                disk=environment.disk,
+                clock=environment.clock,
                 metadata=metadata,
                 owner_session=self.owner_session,
             ),
@@ -138,14 +138,14 @@ class Member:
 
     @property
     def _context(self) -> ShardContext:
-        return ShardContext(self.metadata, self._ground.settings, self.places, self.name, lambda: False)
+        return ShardContext(self.metadata, self._environment.settings, self.places, self.name, lambda: False)
 
     def deletions_by(self, drop: Callable[[ShardRef], bool]) -> Deletions:
         """What finishes deletions here; `drop` stops the work on a shard."""
         return Deletions(
             self.metadata,
-            self._ground.settings,
-            self._ground.clock,
+            self._environment.settings,
+            self._environment.clock,
             holder=self.name,
             objects=self.cleanup,
             drop=drop,
@@ -157,7 +157,7 @@ class Member:
         """The bulk loads that concern this directory."""
         return Loads(
             self._context,
-            self._ground.clock,
+            self._environment.clock,
             topic=self.definitions.get,
             shards=self.engine.shards,
             own=self.engine.open_shard,
@@ -171,7 +171,7 @@ class Member:
 
 def committed_in(notes: Iterable[Note]) -> list[Operations]:
     """The transactions that a trace records."""
-    return [note.payload for note in notes if note.kind == _COMMITTED]  # type: ignore[misc]  # only `Ground` notes these
+    return [note.payload for note in notes if note.kind == _COMMITTED]  # type: ignore[misc]  # only `SimulatedEnvironment` notes these
 
 
 def files_of(disk: SimulatedDisk) -> dict[str, bytes]:

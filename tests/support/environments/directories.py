@@ -1,4 +1,4 @@
-"""Data directories that share a metadata store, in each mode of storage, and what the tests of moves ask of them."""
+"""Data directories that share a metadata store, in each mode of storage, and what tests ask of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.format.metadata.descriptor import SegmentDescriptor, ShardState
 from forebay.format.metadata.value import decode_value
 from forebay.metadata import MetadataStore
-from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Record
 from forebay.settings import (
     MetadataSettings,
@@ -43,7 +42,7 @@ QUICK_RUN: Final = RuntimeSettings(maintenance_interval_ms=5)
 
 
 @dataclass(frozen=True)
-class Land:
+class Environment:
     """Some data directories below one root. What they share follows from the settings."""
 
     root: Path
@@ -53,9 +52,9 @@ class Land:
         """The data directory of this name; `groups` replace whole groups of the settings."""
         return Storage.open(self.root / name, self.with_groups(**groups).settings, read_only=read_only)
 
-    def with_groups(self, **groups: object) -> Land:
+    def with_groups(self, **groups: object) -> Environment:
         """The same directories under other settings."""
-        return Land(self.root, msgspec.structs.replace(self.settings, **groups))
+        return Environment(self.root, msgspec.structs.replace(self.settings, **groups))
 
     def files(self, name: str) -> list[str]:
         """The files of all shards in a directory, without those set aside."""
@@ -69,30 +68,32 @@ class Land:
         return sorted((self.root / name / "shards").glob("*/aside/*"))
 
 
-def shared_fs(root: Path, **groups: object) -> Land:
+def shared_fs(root: Path, **groups: object) -> Environment:
     """Directories on one machine, with a common SQLite file and a directory for history."""
-    return _land(root, storage=StorageSettings(mode="shared_fs"), store=StoreSettings(root=f"{root}/store"), **groups)
+    return _environment(
+        root, storage=StorageSettings(mode="shared_fs"), store=StoreSettings(root=f"{root}/store"), **groups
+    )
 
 
-def local(root: Path, *, handoff: bool = True) -> Land:
+def local(root: Path, *, handoff: bool = True) -> Environment:
     """Directories that keep their history where it was written, and meet in a directory when a topic moves."""
-    return _land(root, storage=StorageSettings(handoff_root=f"{root}/handoff" if handoff else None))
+    return _environment(root, storage=StorageSettings(handoff_root=f"{root}/handoff" if handoff else None))
 
 
-def object_store(root: Path, endpoint: str, folder: str, **groups: object) -> Land:
+def object_store(root: Path, endpoint: str, folder: str, **groups: object) -> Environment:
     """History in a bucket of a real S3 server."""
     store = s3_settings(endpoint, folder, retries_max=1, request_timeout_ms=5_000)
-    return _land(root, storage=StorageSettings(mode="object_store"), store=store, **groups)
+    return _environment(root, storage=StorageSettings(mode="object_store"), store=store, **groups)
 
 
 def in_etcd(
-    land: Land,
+    environment: Environment,
     endpoints: tuple[str, ...],
     prefix: str = "/forebay",
     *,
     ttl_s: int = 60,
     request_timeout_ms: int = 10_000,
-) -> Land:
+) -> Environment:
     """The same with its metadata in etcd. No lease ends because a busy machine renews it late, unless it is short."""
     metadata = MetadataSettings(
         backend="etcd",
@@ -102,12 +103,12 @@ def in_etcd(
         lease_margin_s=1,
         request_timeout_ms=request_timeout_ms,
     )
-    return land.with_groups(metadata=metadata)
+    return environment.with_groups(metadata=metadata)
 
 
-def _land(root: Path, **groups: object) -> Land:
+def _environment(root: Path, **groups: object) -> Environment:
     settled = {"wal": WAL, "runtime": QUICK_RUN, "metadata": MetadataSettings(path=f"{root}/shared.sqlite")}
-    return Land(root, Settings(**{**settled, **groups}))  # type: ignore[arg-type]
+    return Environment(root, Settings(**{**settled, **groups}))  # type: ignore[arg-type]
 
 
 def metadata_of(log: Storage) -> MetadataStore:
@@ -148,30 +149,6 @@ def pieces_of(log: Storage, topic: Topic, partition: int = 0) -> list[SegmentDes
 def clear_up(log: Storage) -> None:
     """Let the background do now what is due now and then."""
     inside(log).clear_moved()
-
-
-class Consumer:
-    """A reader whose place is kept in the metadata store."""
-
-    def __init__(self, log: Storage, topic: Topic, name: str = "billing") -> None:
-        self._topic = topic
-        self._store = ProgressStore(metadata_of(log), log.settings.metadata.prefix, ManualClock())
-        self._name = ReaderName.of(topic.spec.namespace, topic.spec.topic, name)
-
-    @property
-    def next(self) -> int:
-        """The first offset that it has not done."""
-        progress = self._store.get(self._name, 0, self._topic.spec.topic_id)
-        return progress.offset if progress is not None else 0
-
-    def done(self, offset: int) -> None:
-        """Everything up to this offset is done, it included."""
-        progress = Progress(offset=offset + 1, incarnation=self._topic.spec.topic_id, epoch=shard_of(self._topic).epoch)
-        self._store.ack_up_to(self._name, {0: progress})
-
-    def rest(self) -> list[Record]:
-        """What it has not done."""
-        return list(self._topic.read(self.next, partition=0))
 
 
 def told(records: Iterable[Record]) -> list[tuple[int, bytes | None]]:

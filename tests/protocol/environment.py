@@ -40,7 +40,16 @@ from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, commits_of, replayed
 from forebay.topics import Durability, ShardRef, TopicSpec
 from tests.protocol.consuming import Consumer
-from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, at_once, committed_in
+from tests.support.environments.simulated import (
+    GRACE_S,
+    NAME,
+    STORE,
+    TOPIC_ID,
+    SimulatedEnvironment,
+    SimulatedOwner,
+    at_once,
+    committed_in,
+)
 from tests.wal.rig import history_of, stage, value_of
 
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
@@ -72,8 +81,8 @@ def spec_of(durability: Durability) -> TopicSpec:
     return TopicSpec.create(NAME, topic_id=TOPIC_ID, created_at=0, durability=durability)
 
 
-class World(Ground):
-    """Everything that directories share."""
+class OwnersEnvironment(SimulatedEnvironment):
+    """Everything that directories share whose owners take one shard over from each other."""
 
     def __init__(
         self,
@@ -100,7 +109,7 @@ class World(Ground):
             self.metadata.transaction([], [put])
 
     @classmethod
-    def after(cls, state: CrashState, mode: str, durability: Durability) -> World:
+    def after(cls, state: CrashState, mode: str, durability: Durability) -> OwnersEnvironment:
         """What a crash left: the disk, and the metadata store as of that moment, every session ended."""
         metadata = replayed(committed_in(state.notes))
         return cls(mode, durability, disk=state.disk(), metadata=metadata, seed=len(state.notes) + 2)
@@ -167,20 +176,20 @@ class World(Ground):
         return {path.removeprefix(prefix): c for path, c in self.files().items() if path.startswith(prefix)}
 
 
-class Node(Member):
+class Node(SimulatedOwner):
     """One process with one data directory."""
 
-    def __init__(self, world: World, name: str, metadata: MetadataStore, store: BlobStore) -> None:
-        super().__init__(world, name, metadata, store, on_open=self._opened)
-        self.world = world
+    def __init__(self, environment: OwnersEnvironment, name: str, metadata: MetadataStore, store: BlobStore) -> None:
+        super().__init__(environment, name, metadata, store, on_open=self._opened)
+        self.environment = environment
         self.deletions = self.deletions_by(self._drop)
-        self._consumer = Consumer(world.disk, metadata)
+        self._consumer = Consumer(environment.disk, metadata)
 
     def _opened(self, shard: SegmentShard) -> None:
-        state = self.world.state
+        state = self.environment.state
         # One that was overtaken while it recovered finds what the next owner did; it will write nothing.
         if state is not None and state.epoch == shard.epoch:
-            self.world.openings[shard.epoch] = shard.decision
+            self.environment.openings[shard.epoch] = shard.decision
 
     def _drop(self, ref: ShardRef) -> bool:
         """Nothing runs in the background."""
@@ -189,24 +198,24 @@ class Node(Member):
     @property
     def shard(self) -> SegmentShard:
         """The shard, acquired and recovered if it is not open yet."""
-        return self.engine.open_shard(self.world.ref)
+        return self.engine.open_shard(self.environment.ref)
 
     def append(self, count: int = 1, *, producing: tuple[int, int] | None = None) -> AppendOutcome:
         """Append and wait; what the caller heard is noted."""
-        world = self.world
-        attempt = world.next_attempt()
+        environment = self.environment
+        attempt = environment.next_attempt()
         values = tuple(value_of(attempt, place, producing, 0) for place in range(count))
-        world.note(Begun(attempt, values, caller=self.name, producing=producing))
+        environment.note(Begun(attempt, values, caller=self.name, producing=producing))
         told = AppendAnswered(attempt, AppendOutcome.REFUSED)
         try:
             wal = self.shard.wal
-            offset = wal.acknowledge(stage(wal, values, producing, world.clock.now_ms()))
+            offset = wal.acknowledge(stage(wal, values, producing, environment.clock.now_ms()))
             told = AppendAnswered(attempt, AppendOutcome.ACKED, offset)
         except Indeterminate:
             told = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
         except ForebayError:
             pass
-        world.note(told)
+        environment.note(told)
         return told.outcome
 
     def rotate(self) -> None:
@@ -224,12 +233,12 @@ class Node(Member):
         stored = read_state(self.metadata, KEYS.state)
         if stored is not None and stored.state.phase is Phase.SEALED and stored.state.target == target:
             return stored.state
-        return self.engine.seal_shard(self.engine.open_shard(self.world.ref), target=target, quiesce=lambda: None)
+        return self.engine.seal_shard(self.engine.open_shard(self.environment.ref), target=target, quiesce=lambda: None)
 
     def take_back(self) -> None:
         """A shard that was sealed here may be opened here."""
         withdraw_target(self.metadata, KEYS.state, clock=ManualClock())
-        self.engine.take_back(self.world.ref)
+        self.engine.take_back(self.environment.ref)
 
     def delete(self) -> None:
         """Delete the topic, or go on with that."""
@@ -239,7 +248,7 @@ class Node(Member):
 
     def clear_moved(self) -> None:
         """See to what is left here of a shard that another directory has, and of one that was deleted."""
-        world = self.world
+        environment = self.environment
         loads = self.loads_by()
         chores = CleanupWorker(
             self.engines,
@@ -247,10 +256,10 @@ class Node(Member):
             self.definitions,
             self.deletions,
             loads,
-            world.settings,
+            environment.settings,
             holder=self.name,
-            disk=world.disk,
-            clock=world.clock,
+            disk=environment.disk,
+            clock=environment.clock,
             was_here=self.engine.was_here,
             open_shard=self.engine.open_shard,
             alone_with=at_once,
@@ -281,4 +290,4 @@ class Node(Member):
 
     def die(self) -> None:
         """End the session as if the process had died."""
-        self.world.inner.end_session(self.owner_session.session.id)
+        self.environment.inner.end_session(self.owner_session.session.id)

@@ -28,7 +28,7 @@ from forebay.testing.catalogs import check_history, from_files, references_are_c
 from forebay.testing.clock import ManualClock
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, RecordingMetadata, commits_of
-from tests.history.house import KEYS, TOPIC, House, history_of, stream
+from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment, history_of, stream
 
 RULES: Final = Rules(settle_ms=0, segments_min=2)
 LEASE: Final = compactor_key(KEYS.namespace, KEYS.topic, KEYS.partition, prefix=KEYS.prefix)
@@ -37,15 +37,15 @@ GRACE_S: Final = 3_600
 WINDOW: Final = (10, 10)
 
 
-class World:
+class CompactionEnvironment:
     """Four exported files. What is promised of references is checked at every commit, the rest when asked for."""
 
     def __init__(self) -> None:
         clock = ManualClock(seed=1)
         self.blobs = SimulatedBlobs(clock=clock)
-        self.house = House(blobs=self.blobs, clock=clock)
+        self.shard_environment = ShardEnvironment(blobs=self.blobs, clock=clock)
         self.violations: list[Violation] = []
-        self.metadata = RecordingMetadata(self.house.metadata, on_commit=self._committed)
+        self.metadata = RecordingMetadata(self.shard_environment.metadata, on_commit=self._committed)
         self.deleted: set[int] = set()
         self.earliest = 0
         self.exporter = self.exporter_on(self.metadata)
@@ -55,10 +55,10 @@ class World:
     def exporter_on(self, metadata: MetadataStore) -> Exporter:
         """The owner's, which asks this store; so does what it collects."""
         self._asked = metadata
-        return self.house.exporter(catalog=self.catalog(metadata))
+        return self.shard_environment.exporter(catalog=self.catalog(metadata))
 
     def catalog(self, metadata: MetadataStore | None = None) -> ShardCatalog:
-        return self.house.catalog(metadata or self.metadata)
+        return self.shard_environment.catalog(metadata or self.metadata)
 
     def _committed(self, operations: Operations) -> None:
         for commit in commits_of(KEYS, [operations]):
@@ -69,78 +69,85 @@ class World:
 
     def grow(self) -> None:
         """One more file becomes history."""
-        self.house.append(5)
-        self.house.seal()
-        self.exporter.export(self.house.shard.wal.files)
+        self.shard_environment.append(5)
+        self.shard_environment.seal()
+        self.exporter.export(self.shard_environment.shard.wal.files)
 
     def delete(self) -> None:
         """Records of history end."""
         gone = OffsetSet.of([3, 4, 5, 12])
-        RecordedRemovals(self.catalog()).record(self.house.epoch, gone)
+        RecordedRemovals(self.catalog()).record(self.shard_environment.epoch, gone)
         self.deleted |= set(gone)
 
     def move_floor(self, offset: int = 7) -> None:
         """The front of history ends, and leaves the catalog."""
         removals = RecordedRemovals(self.catalog())
-        removals.record(self.house.epoch, OffsetSet(), Floor(offset, offset, Reason.CAP))
-        removals.drop_below(self.house.epoch, offset)
+        removals.record(self.shard_environment.epoch, OffsetSet(), Floor(offset, offset, Reason.CAP))
+        removals.drop_below(self.shard_environment.epoch, offset)
         self.earliest = offset
 
     def sweep(self) -> None:
         """A day later: whatever is old enough and not needed goes."""
-        self.house.clock.jump(DAY_MS)
+        self.shard_environment.clock.jump(DAY_MS)
         asked, catalog = self._asked, self.catalog(self._asked)
-        scope = self.house.scope(self.exporter, catalog=catalog, is_compacting=lambda: asked.get(LEASE) is not None)
-        Collector(self.house.clock, GRACE_S).collect(scope)
+        scope = self.shard_environment.scope(
+            self.exporter, catalog=catalog, is_compacting=lambda: asked.get(LEASE) is not None
+        )
+        Collector(self.shard_environment.clock, GRACE_S).collect(scope)
 
     def take_over(self) -> None:
         """The owner dies, and the next epoch goes on."""
-        self.house.reopen()
+        self.shard_environment.reopen()
         self.exporter = self.exporter_on(self.metadata)
 
     # What must hold
 
     def broken(self) -> list[Violation]:
         """Everything that is not as promised."""
-        catalog = self.house.catalog()
+        catalog = self.shard_environment.catalog()
         pieces, frontier = catalog.descriptors(), catalog.frontier().next
         files = {f"/{key}": content for key, content in self.blobs.contents.items()}
         checked = check_history(
-            self.house.acked(), pieces, frontier, from_files(files, ""), self.house.local_files(), floor=self.earliest
+            self.shard_environment.acked(),
+            pieces,
+            frontier,
+            from_files(files, ""),
+            self.shard_environment.local_files(),
+            floor=self.earliest,
         )
         return [*self.violations, *checked]
 
     def visible(self) -> dict[int, bytes | None]:
         """What a reader of history alone sees, who knows what was deleted."""
-        gone = RecordedRemovals(self.house.catalog()).deleted()
-        with history_of(self.house) as history:
-            found = stream(history, self.house.catalog().pieces()[0].descriptor.start)
+        gone = RecordedRemovals(self.shard_environment.catalog()).deleted()
+        with history_of(self.shard_environment) as history:
+            found = stream(history, self.shard_environment.catalog().pieces()[0].descriptor.start)
         assert all(piece.reason is Reason.DELETED for piece in found if isinstance(piece, Gap))
         return {piece[0]: piece[1] for piece in found if not isinstance(piece, Gap) and _lives(piece[0], gone, self)}
 
     def expected(self) -> dict[int, bytes]:
-        kept = {offset for offset in self.house.appended if offset >= self.earliest} - self.deleted
-        return {offset: value for offset, value in self.house.appended.items() if offset in kept}
+        kept = {offset for offset in self.shard_environment.appended if offset >= self.earliest} - self.deleted
+        return {offset: value for offset, value in self.shard_environment.appended.items() if offset in kept}
 
     def check(self) -> None:
         assert self.broken() == []
         assert self.visible() == self.expected()
 
 
-def _lives(offset: int, gone: OffsetSet, world: World) -> bool:
-    return offset not in gone and offset >= world.earliest
+def _lives(offset: int, gone: OffsetSet, environment: CompactionEnvironment) -> bool:
+    return offset not in gone and offset >= environment.earliest
 
 
 class Compactor:
     """One run of compaction, whose steps are reported one by one; `close` is its death."""
 
-    def __init__(self, world: World, metadata: MetadataStore | None = None) -> None:
-        self._world = world
-        self._metadata = metadata or world.metadata
-        self._objects = Objects(world.blobs, read_ahead_bytes=512)
+    def __init__(self, environment: CompactionEnvironment, metadata: MetadataStore | None = None) -> None:
+        self._environment = environment
+        self._metadata = metadata or environment.metadata
+        self._objects = Objects(environment.blobs, read_ahead_bytes=512)
         self.session = self._metadata.session(5)
         self.compaction = ShardCompaction(
-            world.catalog(self._metadata), TOPIC, self._objects, readable=lambda _: True, manifest=lambda _: ()
+            environment.catalog(self._metadata), TOPIC, self._objects, readable=lambda _: True, manifest=lambda _: ()
         )
         self.is_over = False
         self.is_refused = False
@@ -191,10 +198,12 @@ class Compactor:
             raise Fenced("the lease was lost")
 
     def look(self) -> CompactionOutlook:
-        return self.compaction.outlook(RULES, self._world.house.clock.now_ms())
+        return self.compaction.outlook(RULES, self._environment.shard_environment.clock.now_ms())
 
     def target(self) -> SegmentTarget:
-        return SegmentTarget(self._world.blobs, "directory", "compaction", self._world.house.clock.now_ms())
+        return SegmentTarget(
+            self._environment.blobs, "directory", "compaction", self._environment.shard_environment.clock.now_ms()
+        )
 
     def write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
         for unit in units:
@@ -202,5 +211,5 @@ class Compactor:
             yield self._merge(unit.task, deleted_by(unit.ended), self.target())
 
     def _merge(self, task: Merge, ended: OffsetSet, target: SegmentTarget) -> SegmentDescriptor:
-        token = self._world.house.clock.random_bytes(8).hex()
+        token = self._environment.shard_environment.clock.random_bytes(8).hex()
         return merge(task, ended, self._objects, target, token=token, window=ProducerWindow(*WINDOW))

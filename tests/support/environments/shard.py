@@ -34,7 +34,7 @@ GRACE_S: Final = 3600
 SETTINGS: Final = WalSettings(reserve_records_min=64, free_bytes_min=0)
 
 
-class House:
+class ShardEnvironment:
     """A shard that lies open in one epoch, and what it is exported with."""
 
     def __init__(
@@ -142,11 +142,11 @@ class House:
 
 
 @contextlib.contextmanager
-def history_of(house: House) -> Iterator[History]:
+def history_of(environment: ShardEnvironment) -> Iterator[History]:
     """The history as a reader sees it."""
-    objects = Objects(house.store, read_ahead_bytes=512)
+    objects = Objects(environment.store, read_ahead_bytes=512)
     try:
-        yield History(house.catalog(), objects.segment)
+        yield History(environment.catalog(), objects.segment)
     finally:
         objects.close()
 
@@ -162,5 +162,5 @@ def stream(history: History, offset: int = 0) -> list[tuple[int, bytes | None] |
 
 
 def expected(start: int, stop: int) -> list[tuple[int, bytes | None] | Gap]:
-    """What `House.append` put at these offsets."""
+    """What `ShardEnvironment.append` put at these offsets."""
     return [(offset, b"value %d" % offset) for offset in range(start, stop)]
