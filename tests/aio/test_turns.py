@@ -165,7 +165,7 @@ def test_appends_of_one_turn_that_are_in_doubt_and_repeated_stand_once(
             task.cancel()
         await asyncio.gather(*given_up, return_exceptions=True)
         again = [asyncio.create_task(_appended(topic, 2, producer=7, sequence=number)) for number in range(3)]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # a moment in which one would be answered too early
         assert not later.done() and not any(task.done() for task in again)
         go_on.set()
 
@@ -240,7 +240,7 @@ def test_requests_wait_a_moment_for_room_in_a_full_queue(tmp_path: Path, monkeyp
         gone, *waiting = [
             asyncio.ensure_future(each) for each in (topic.append_nowait(b"gone", partition=1), *_requests(topic))
         ]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # a moment in which one would be refused
         assert not any(each.done() for each in waiting), "there is no room, and none is refused"
         gone.cancel()
         full.go_on.set()

@@ -17,7 +17,7 @@ import uvicorn
 
 from forebay.broker.guard import Guard, GuardedProtocol
 from forebay.settings import ServerSettings
-from tests.support.waiting import until
+from tests.support.waiting import async_until, until
 
 SECONDS = 30.0
 MUCH = b"a" * 20_000_000
@@ -138,8 +138,7 @@ def guarded(**settings: Any) -> Iterator[Guarded]:
         )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 - uvicorn says it in no other way
-            await asyncio.sleep(0.001)
+        await async_until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         started.append(Guarded(port, guard, app, asyncio.get_running_loop()))
         started[0].stop = partial(setattr, server, "should_exit", True)  # type: ignore[attr-defined]

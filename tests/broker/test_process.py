@@ -18,7 +18,7 @@ from forebay.broker.serve import with_descriptors
 from forebay.settings import Settings
 from tests.support.brokers import START_SECONDS, BrokerCommand, server_settings
 from tests.support.soak import SOAK
-from tests.support.waiting import until
+from tests.support.waiting import async_until, until
 
 pytestmark = pytest.mark.slow
 
@@ -148,9 +148,7 @@ class Crowd:
                 clients.create_task(self.append(f"{number}"))
             for _ in range(100):
                 clients.create_task(self.follow())
-            async with asyncio.timeout(START_SECONDS):
-                while self.streaming < 100 or len(self.acked) < 100:  # noqa: ASYNC110 - counted by many tasks
-                    await asyncio.sleep(0.01)
+            await async_until(lambda: self.streaming >= 100 and len(self.acked) >= 100, START_SECONDS)
             began = asyncio.get_running_loop().time()
             code, logged = await asyncio.to_thread(broker.end, signal.SIGTERM)
             seconds = asyncio.get_running_loop().time() - began

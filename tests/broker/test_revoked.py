@@ -23,6 +23,7 @@ from forebay.metadata import Put
 from forebay.service.tokens import AccessToken, NewToken, Tokens
 from forebay.wire.events import EventDecoder, ServerEvent
 from tests.support.brokers import RunningBroker, running_broker, server_settings
+from tests.support.waiting import async_until
 
 SETTINGS = server_settings(access="tokens", heartbeat_interval_ms=600_000, wait_timeout_max_ms=600_000)
 SECONDS = 60.0
@@ -154,8 +155,7 @@ def test_a_token_that_is_revoked_while_its_stream_begins_ends_it(
     async def begin_and_revoke(watcher: Watcher[bytes]) -> None:
         await begin(watcher)
         await asyncio.to_thread(served.tokens.revoke, token.token.token_id)
-        while is_accepted():  # noqa: ASYNC110 - a worker's thread sees the change, and says so in no other way
-            await asyncio.sleep(0.01)
+        await async_until(lambda: not is_accepted())
         broker.check_rights()
 
     def is_accepted() -> bool:

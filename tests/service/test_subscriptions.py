@@ -22,7 +22,7 @@ from forebay.settings import ServerSettings
 from forebay.storage.subscriptions import SubscriptionDriver
 from forebay.subscriptions.dispatch import Dispatch
 from forebay.topics import SubscriptionOptions, TopicName
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, async_until
 
 READER = Principal(name="r", scopes=frozenset({AccessScope.READ}), prefixes=frozenset(["*"]))
 
@@ -40,6 +40,11 @@ async def served_by(log: AsyncLog) -> ServedSubscriptions:
     return ServedSubscriptions(readable, log.topic, Quotas(ServerSettings(), SystemClock()))
 
 
+def takes() -> list[asyncio.Task[Any]]:
+    """The takes of consumers that are under way."""
+    return [task for task in asyncio.all_tasks() if "AsyncConsumer.take" in repr(task.get_coro())]
+
+
 def test_a_pull_whose_caller_goes_when_its_records_have_just_come_has_taken_nothing() -> None:
     async def go() -> list[tuple[int, int]]:
         async with aio.open(":memory:") as log:
@@ -49,8 +54,8 @@ def test_a_pull_whose_caller_goes_when_its_records_have_just_come_has_taken_noth
                 session = ConsumerSession(READER, subscription.spec, consumer, 60.0, ExitStack())
                 pulling = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=60.0))
                 # It waits, with a callback that has it go on; the next one comes after that.
-                await asyncio.sleep(0.05)
-                (taking,) = (task for task in asyncio.all_tasks() if "AsyncConsumer.take" in repr(task.get_coro()))
+                await async_until(takes)
+                (taking,) = takes()
                 taking.add_done_callback(lambda _: pulling.cancel())
                 await topic.append(b"a")
                 with pytest.raises(asyncio.CancelledError):
@@ -64,12 +69,14 @@ def test_a_pull_whose_caller_goes_when_its_records_have_just_come_has_taken_noth
 class Gated(AsyncConsumer):
     """A consumer whose takes come back when the test says so."""
 
+    at_gate: asyncio.Event
     gate: asyncio.Event
 
     async def take(
         self, records_max: int = 100, *, wait_s: float = 0.0, bytes_max: int | None = None
     ) -> list[DeliveredRecord]:
         found = await super().take(records_max, wait_s=wait_s, bytes_max=bytes_max)
+        self.at_gate.set()
         await self.gate.wait()
         return found
 
@@ -81,11 +88,11 @@ def test_a_pull_that_begins_when_an_earlier_one_has_just_got_records_gets_them()
             await topic.append(b"a")
             subscription = await topic.subscribe("s", start=EARLIEST, ack_timeout_ms=600_000)
             async with subscription.consumer() as consumer:
-                consumer.__class__, gate = Gated, asyncio.Event()
-                vars(consumer)["gate"] = gate
+                consumer.__class__, at_gate, gate = Gated, asyncio.Event(), asyncio.Event()
+                vars(consumer).update(at_gate=at_gate, gate=gate)
                 session = ConsumerSession(READER, subscription.spec, consumer, 60.0, ExitStack())
                 first = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=60.0))
-                await asyncio.sleep(0.05)
+                await at_gate.wait()
                 gate.set()
                 found = await asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=1.0))
                 await asyncio.wait((first,))
@@ -125,6 +132,7 @@ def test_what_a_thread_has_claimed_for_a_pull_that_was_given_up_comes_with_the_n
                 first = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=60.0))
                 assert await asyncio.to_thread(has_claimed.wait, PATIENCE)
                 second = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=0.0))
+                # A moment in which it would come back without them.
                 await asyncio.sleep(0.3)
                 may_return.set()
                 found = await second

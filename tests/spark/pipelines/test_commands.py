@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from forebay.cli.pipeline.run import live_sinks
-from forebay.clock import SystemClock
 from forebay.errors import Unavailable
 from forebay.spark import pipelines
 from forebay.spark.pipelines.file.parsing import load_pipeline
@@ -22,6 +21,7 @@ from tests.cli.rig import COMMAND, Outcome, Shell
 from tests.ledger import Ledger
 from tests.spark.pipelines import revenue
 from tests.support.soak import SOAK
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +182,8 @@ def _stream_until_revenue(home: Path) -> subprocess.Popen[bytes]:
         try:
             if _has_revenue(home, child):
                 return child
-        except BaseException:
+        except BaseException as error:
+            error.add_note((home / "log").read_text())
             _kill(child)
             raise
         assert "Python worker failed to connect back" in (home / "log").read_text(), (home / "log").read_text()
@@ -191,14 +192,15 @@ def _stream_until_revenue(home: Path) -> subprocess.Popen[bytes]:
 
 def _has_revenue(home: Path, child: subprocess.Popen[bytes]) -> bool:
     """Wait until the pipeline has written revenue; False if it ended before."""
-    clock = SystemClock()
-    deadline = clock.monotonic() + _DEADLINE_SECONDS
-    while not revenue.in_topic(home):
-        if child.poll() is not None:
-            return False
-        assert clock.monotonic() < deadline, (home / "log").read_text()
-        clock.sleep(0.2)
-    return True
+    found = False
+
+    def is_over() -> bool:
+        nonlocal found
+        found = bool(revenue.in_topic(home))
+        return found or child.poll() is not None
+
+    until(is_over, _DEADLINE_SECONDS)
+    return found
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
