@@ -21,8 +21,8 @@ from forebay.format.metadata.value import encode_value
 from forebay.history import History, Objects
 from forebay.metadata import Put, SqliteMetadata
 from forebay.settings import MIB, StoreSettings
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.support import servers
 
 FILE_BYTES = 64 * MIB

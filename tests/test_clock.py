@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.clock import Clock, SystemClock
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 
 
 def test_clocks_of_the_machine_do_not_go_back() -> None:

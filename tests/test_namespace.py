@@ -1,14 +1,18 @@
-"""The public names of `forebay` are one flat, sorted list, and nothing else is visible."""
+"""The public names of `forebay` are one flat, sorted list, and nothing else is visible; old paths stay."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import subprocess
+import sys
 import types
 import typing
 from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
+import pytest
 
 import forebay
 
@@ -28,6 +32,26 @@ INSIDE: Final = {
     "TopicViews",
 }
 """Types that Forebay's own rooms pass to each other by methods of public classes."""
+OLD_PATHS: Final = {
+    "forebay.testing.blobs": "forebay.testing.simulated.blobs",
+    "forebay.testing.catalogs": "forebay.testing.checks.catalogs",
+    "forebay.testing.clock": "forebay.testing.simulated.clock",
+    "forebay.testing.conformance": "forebay.testing.checks.conformance",
+    "forebay.testing.crashes": "forebay.testing.simulated.crashes",
+    "forebay.testing.cursors": "forebay.testing.checks.cursors",
+    "forebay.testing.damage": "forebay.testing.simulated.damage",
+    "forebay.testing.disk": "forebay.testing.simulated.disk",
+    "forebay.testing.durability": "forebay.testing.simulated.durability",
+    "forebay.testing.faults": "forebay.testing.simulated.faults",
+    "forebay.testing.history": "forebay.testing.checks.history",
+    "forebay.testing.interleavings": "forebay.testing.checks.interleavings",
+    "forebay.testing.invariants": "forebay.testing.checks.invariants",
+    "forebay.testing.metadata": "forebay.testing.simulated.metadata",
+    "forebay.testing.moves": "forebay.testing.checks.moves",
+    "forebay.testing.schedules": "forebay.testing.checks.schedules",
+    "forebay.testing.trace": "forebay.testing.simulated.trace",
+    "forebay.testing.volume": "forebay.testing.simulated.volume",
+}
 
 
 def test_public_names_are_sorted() -> None:
@@ -56,6 +80,32 @@ def test_what_public_calls_return_can_be_imported_from_the_package() -> None:
     }
 
     assert missing == set()
+
+
+@pytest.mark.parametrize("old", OLD_PATHS)
+def test_a_module_that_moved_is_the_same_module_under_its_old_path(old: str) -> None:
+    found = importlib.import_module(old)
+
+    assert found is importlib.import_module(OLD_PATHS[old])
+    assert found.__name__ == OLD_PATHS[old]
+    assert found.__spec__ is not None and found.__spec__.name == OLD_PATHS[old]
+    assert getattr(importlib.import_module("forebay.testing"), old.rpartition(".")[2]) is found
+
+
+def test_old_paths_come_first_in_a_program_of_their_own_and_others_stay_unknown() -> None:
+    script = """
+from forebay.testing.disk import SimulatedDisk
+from forebay.testing import clock
+import forebay.testing.trace, forebay.testing.simulated.disk, forebay.testing.simulated.clock, sys
+assert SimulatedDisk is forebay.testing.simulated.disk.SimulatedDisk
+assert clock is forebay.testing.simulated.clock and forebay.testing.trace.Trace
+assert "forebay.testing.checks.conformance" not in sys.modules, "only what was asked for is loaded"
+import forebay.testing.nowhere
+"""
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert ended.stderr.endswith("ModuleNotFoundError: No module named 'forebay.testing.nowhere'\n")
 
 
 def _returned(owner: type) -> Iterator[tuple[str, type]]:

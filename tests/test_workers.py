@@ -14,7 +14,7 @@ import pytest
 from forebay import workers
 from forebay.clock import SystemClock
 from forebay.errors import Unavailable
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from forebay.workers import AtWork, Background, ItemPool, ItemWorker, Worker
 from tests.support.waiting import PATIENCE, until
 

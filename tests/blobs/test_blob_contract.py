@@ -10,10 +10,10 @@ import pytest
 from forebay.blobs import BlobStore, open_store
 from forebay.disk import SystemDisk
 from forebay.settings import StoreSettings
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.blobs import BlobContract
-from forebay.testing.disk import SimulatedDisk
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import SimulatedDisk
 from tests.support.servers import Server, azure_settings, s3_settings
 
 

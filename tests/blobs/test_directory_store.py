@@ -13,12 +13,12 @@ from forebay.blobs import BlobChanged, BlobMissing, BlobStore, Denied, Directory
 from forebay.disk import SystemDisk
 from forebay.errors import ForebayError, Indeterminate, Invalid, Unavailable, Unsupported
 from forebay.settings import StoreSettings
-from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.damage import CrashDamage
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.faults import plan_faults
-from forebay.testing.trace import Note
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.crashes import CrashState, explore
+from forebay.testing.simulated.damage import CrashDamage
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.faults import plan_faults
+from forebay.testing.simulated.trace import Note
 from tests.ledger import Ledger
 
 SMALL = b"an index"

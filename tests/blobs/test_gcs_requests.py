@@ -7,7 +7,7 @@ import pytest
 from forebay.blobs import BlobChanged, BlobStore, open_store
 from forebay.disk import SystemDisk
 from forebay.settings import MIB
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.blobs.scripted import DATE, Answer, Request, Respond, answering, found
 from tests.support.servers import store_settings
 

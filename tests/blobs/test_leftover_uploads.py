@@ -12,7 +12,7 @@ from forebay.blobs.objects.leftovers import bucket_address, service_options
 from forebay.disk import SystemDisk
 from forebay.errors import Invalid, Unavailable
 from forebay.settings import StoreSettings
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.blobs.scripted import Answer, Request, Respond, answering
 
 LONG_AGO = "2001-02-03T04:05:06.000Z"

@@ -18,7 +18,7 @@ from forebay.blobs.objects.processes import LIBRARY
 from forebay.disk import SystemDisk
 from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable, Unsupported
 from forebay.settings import KIB, MIB, Settings, StoreSettings
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.blobs.scripted import DATE, DROPPED, Answer, Request, Respond, answering, careless, found, in_turn
 from tests.support.ports import free_ports
 from tests.support.servers import SECRET_KEY, s3_settings

@@ -16,7 +16,7 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import ForebayError, Indeterminate, Unavailable
 from forebay.settings import MIB, StoreSettings
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.blobs import large_objects
 from tests.support import servers
 from tests.support.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server, s3_settings

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.blobs import BlobChanged, Denied
 from forebay.errors import ForebayError, Indeterminate, Unavailable, Unsupported
-from forebay.testing.blobs import Fault, SimulatedBlobs, plan_faults
+from forebay.testing.simulated.blobs import Fault, SimulatedBlobs, plan_faults
 
 
 @pytest.fixture

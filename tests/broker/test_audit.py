@@ -20,7 +20,7 @@ from forebay.broker.table import ROUTES
 from forebay.cli.logs import LogFormat, logging_to_stderr
 from forebay.clock import SystemClock
 from forebay.service.tokens import NewToken, Tokens
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.support.brokers import RunningBroker, running_broker, server_settings
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

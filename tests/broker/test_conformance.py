@@ -16,8 +16,8 @@ from forebay.broker.table import ROUTES
 from forebay.clock import SystemClock
 from forebay.service.principals import AccessScope
 from forebay.service.tokens import Tokens
-from forebay.testing import conformance
-from forebay.testing.conformance import CHECKS, NAMESPACE_PREFIX, ConformanceProbe, Nonconforming, run_checks
+from forebay.testing.checks import conformance
+from forebay.testing.checks.conformance import CHECKS, NAMESPACE_PREFIX, ConformanceProbe, Nonconforming, run_checks
 from tests.support.brokers import START_SECONDS, RunningBroker, running_broker, server_settings
 from tests.support.commands import invoke
 

@@ -26,7 +26,7 @@ import forebay
 from forebay.client import RemoteLog
 from forebay.locks import Rank, RankedCondition
 from forebay.records import Gap, Reason
-from forebay.testing.history import (
+from forebay.testing.checks.history import (
     AppendAnswered,
     AppendOutcome,
     Begun,
@@ -36,7 +36,7 @@ from forebay.testing.history import (
     ReadSeen,
     ShardEvents,
 )
-from forebay.testing.invariants import check_log, no_crash_is_damage, stream_is_gapless
+from forebay.testing.checks.invariants import check_log, no_crash_is_damage, stream_is_gapless
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.brokers import START_SECONDS, BrokerCommand, plain_client

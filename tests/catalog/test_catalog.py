@@ -17,8 +17,8 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Delete, MemoryMetadata, MetadataStore, Put
 from forebay.records import Reason
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from tests.ledger import Ledger
 
 TOPIC = "cd" * 16

@@ -10,8 +10,8 @@ import pytest
 from forebay.errors import Invalid, Unavailable
 from forebay.metadata import Compare, MemoryMetadata, Operation, Outcome
 from forebay.progress import Progress, ProgressStore, ReaderName
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 
 TOPIC, NEXT_TOPIC = "ab" * 16, "cd" * 16
 BILLING = ReaderName.of("shop", "orders", "billing")

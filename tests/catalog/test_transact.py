@@ -10,8 +10,8 @@ import pytest
 from forebay.catalog.transact import ATTEMPTS, PAUSE_MAX_S, PAUSE_S, Done, Write, transact
 from forebay.errors import Conflict, Indeterminate, Unavailable
 from forebay.metadata import Absent, Entry, MemoryMetadata, MetadataStore, Put, RevisionIs, SessionEnded
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 
 
 class PausesClock(ManualClock):

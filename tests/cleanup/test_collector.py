@@ -14,8 +14,8 @@ from forebay.cleanup.collector import RULES, Collector, Facts, Kept, judge
 from forebay.errors import Unavailable
 from forebay.format.files.segment import COMPACTED
 from forebay.format.metadata.descriptor import Status
-from forebay.testing.blobs import Fault, SimulatedBlobs
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.blobs import Fault, SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
 from tests.support.environments.shard import GRACE_S, ShardEnvironment
 
 SHARD: Final = f"{'ab' * 16}_0"

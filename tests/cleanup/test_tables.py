@@ -10,9 +10,9 @@ from forebay.blobs import Stat
 from forebay.cleanup.tables import LISTED_MAX, TableObjects
 from forebay.errors import Unavailable
 from forebay.metadata import MemoryMetadata, Put, RevisionIs
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 
 FEW = frozenset({"a/1.parquet", "b/2.parquet"})
 MANY = frozenset(f"shard/{number:06d}.parquet" for number in range(LISTED_MAX + 1))

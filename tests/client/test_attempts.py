@@ -19,7 +19,7 @@ from forebay.errors import (
     Unavailable,
     UnknownTopic,
 )
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 
 POST = HttpCall(method="POST", path="/v1/x")
 GET = HttpCall(method="GET", path="/v1/x")

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.columnar import store_parquet
 from forebay.format.files.segment import index_name
-from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.simulated.blobs import SimulatedBlobs
 from tests.columnar.rows import FACTS, SPARSE
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "v1"

@@ -28,7 +28,7 @@ from forebay.format.parquet.file import SCHEMA, TIME_MAX, ParquetFacts, encode_p
 from forebay.format.parquet.rowgroups import RowGroup, walk
 from forebay.history import SPOT, Objects
 from forebay.records import Bytes, Gap, Reason, Record
-from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.simulated.blobs import SimulatedBlobs
 from tests.columnar.golden_files import GOLDEN, NAMES
 from tests.columnar.rows import FACTS, KEY, LOST, SPARSE, Appended, expected, in_memory, opened, seen, stored
 from tests.format.samples import HEADERS

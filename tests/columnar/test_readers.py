@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from forebay.format.columns.rows import Row
 from forebay.format.parquet import file as parquet_format
-from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.simulated.blobs import SimulatedBlobs
 from tests.columnar.rows import KEY, Appended, stored
 
 COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers", "partition", "appended_at", "producer")

@@ -23,8 +23,8 @@ from forebay.spark.jobs.report import JobReport
 from forebay.spark.jobs.superseding import KeyUnit, looked_through
 from forebay.spark.place.location import Location
 from forebay.storage import Storage, Topic
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.spark.mixed import ENVIRONMENT, settings_file
 from tests.spark.topics import Row, in_order, rows_of
 from tests.support.environments.directories import Environment, keys_of, metadata_of

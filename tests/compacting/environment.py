@@ -23,11 +23,11 @@ from forebay.format.metadata.vectors import deleted_by
 from forebay.history import Objects
 from forebay.metadata import Absent, MetadataStore, Put, RevisionIs
 from forebay.records import Gap, Reason
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.catalogs import check_history, from_files, references_are_complete
-from forebay.testing.clock import ManualClock
-from forebay.testing.invariants import Violation
-from forebay.testing.moves import Operations, RecordingMetadata, commits_of
+from forebay.testing.checks.catalogs import check_history, from_files, references_are_complete
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import Operations, RecordingMetadata, commits_of
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
 from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment, history_of, stream
 
 RULES: Final = Rules(settle_ms=0, segments_min=2)

@@ -24,8 +24,8 @@ from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.metadata import Put
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.storage import Topic
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.wal.files import SealedFile
 from tests.compacting.directly import (
     AT_ONCE,

@@ -17,8 +17,8 @@ from forebay.format.files.segment import COMPACTED, index_name
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, Status
 from forebay.metadata import Put, RevisionIs
 from forebay.settings import ExportSettings
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.compacting.environment import LEASE, WINDOW, CompactionEnvironment, Compactor
 from tests.history.attached import LOAD, LoadEnvironment, values
 from tests.support.environments import directories

@@ -19,8 +19,8 @@ from forebay.metadata import Delete, Put
 from forebay.metadata.leases import Lease
 from forebay.spark.place import opening
 from forebay.storage import Storage
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef
 from tests.compacting.directly import catalog_of, check_sound, compacted, kinds_of, shown
 from tests.spark.mixed import Mixed

@@ -12,11 +12,11 @@ import pytest
 from forebay.errors import Closed, ForebayError
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.metadata import Compare, Entry, Operation, Outcome, Put
-from forebay.testing.blobs import Call, Fault, plan_faults
-from forebay.testing.invariants import Violation
-from forebay.testing.metadata import Fault as MetadataFault
-from forebay.testing.metadata import FaultyMetadata
-from forebay.testing.moves import Commit, commits_of
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import Commit, commits_of
+from forebay.testing.simulated.blobs import Call, Fault, plan_faults
+from forebay.testing.simulated.metadata import Fault as MetadataFault
+from forebay.testing.simulated.metadata import FaultyMetadata
 from tests.compacting.environment import LEASE, CompactionEnvironment, Compactor
 from tests.ledger import Ledger
 from tests.support.environments.shard import KEYS

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.compacting.directly import catalog_of, compacted
 from tests.ledger import Ledger
 from tests.support.environments import directories

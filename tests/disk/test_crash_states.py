@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from forebay.disk import Disk, make_directories, replace_file, write_all
-from forebay.testing.crashes import CrashState, crash_states, explore
-from forebay.testing.damage import POWER, CrashDamage
-from forebay.testing.disk import SimulatedDisk, SimulatedFile
-from forebay.testing.trace import Note
+from forebay.testing.simulated.crashes import CrashState, crash_states, explore
+from forebay.testing.simulated.damage import POWER, CrashDamage
+from forebay.testing.simulated.disk import SimulatedDisk, SimulatedFile
+from forebay.testing.simulated.trace import Note
 
 
 @pytest.fixture

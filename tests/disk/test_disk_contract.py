@@ -10,7 +10,7 @@ import pytest
 
 from forebay.disk import SystemDisk, replace_file
 from forebay.testing.contracts.disk import ContractDisk, DiskContract
-from forebay.testing.disk import SimulatedDisk
+from forebay.testing.simulated.disk import SimulatedDisk
 
 
 class TestSystemDisk(DiskContract):

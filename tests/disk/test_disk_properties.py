@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.disk import Disk, SystemDisk
-from forebay.testing.crashes import crash_states, explore
-from forebay.testing.damage import POWER, CrashDamage
-from forebay.testing.disk import SimulatedDisk
+from forebay.testing.simulated.crashes import crash_states, explore
+from forebay.testing.simulated.damage import POWER, CrashDamage
+from forebay.testing.simulated.disk import SimulatedDisk
 
 Step: TypeAlias = tuple[str, int, int, int]
 

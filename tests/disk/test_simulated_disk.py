@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
-from forebay.testing import trace
-from forebay.testing.clock import ManualClock
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.faults import Call, plan_faults
+from forebay.testing.simulated import trace
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.faults import Call, plan_faults
 
 
 @pytest.fixture

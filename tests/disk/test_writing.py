@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from forebay.disk import make_directories, replace_file, write_all
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.faults import plan_faults
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.faults import plan_faults
 
 
 @pytest.fixture

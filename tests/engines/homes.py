@@ -16,7 +16,7 @@ from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.ownership import OwnerSession
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef, TopicName, TopicSpec
 
 E = TypeVar("E", bound=StorageEngine)

@@ -12,12 +12,12 @@ from forebay.engines.memory import MemoryShard
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.records import OFFSET_MAX
 from forebay.shard import SegmentShard
+from forebay.testing.checks.invariants import Violation
 from forebay.testing.contracts.engines import NamedEngine
 from forebay.testing.contracts.lookups import keyed, offsets_of, tagged
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.faults import Call
 from forebay.testing.inside import inside
-from forebay.testing.invariants import Violation
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.faults import Call
 from forebay.topics import ShardRef
 from tests.engines.lookup_homes import LookupMemoryHome, LookupSegmentHome, RocksHome
 

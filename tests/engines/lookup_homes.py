@@ -10,7 +10,7 @@ from forebay.engines.rocksdb import RocksEngine
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef, TopicName, TopicSpec
 from tests.engines.homes import SETTINGS, TOPIC_ID, Owners, SegmentHome, by_name
 

@@ -16,8 +16,8 @@ from forebay.engines.by_name import NewRecord
 from forebay.engines.rocksdb import removal
 from forebay.errors import ForebayError
 from forebay.metadata.sqlite import SqliteMetadata
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import NamedEngine
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef
 from tests.engines.lookup_homes import RocksHome
 from tests.engines.streams import answer, seeded

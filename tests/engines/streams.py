@@ -11,9 +11,9 @@ from forebay.engines.by_name import NewRecord
 from forebay.errors import ForebayError
 from forebay.pages import Page, joined
 from forebay.records import Gap, Record
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import NamedEngine, append_by, steps_of
 from forebay.testing.contracts.lookups import paged
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef
 
 KEYS = (b"", b"a", b"a\0", b"b", b"c" * 300)

@@ -12,9 +12,9 @@ import forebay
 from forebay import Gap, Reason, Storage, Topic
 from forebay.progress import ReaderName
 from forebay.settings import Settings
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import in_threads
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.storage.rig import QUICK, values
 
 NOW = 1_700_000_000_000

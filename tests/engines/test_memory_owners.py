@@ -16,7 +16,7 @@ from forebay.engines.by_name import NewRecord
 from forebay.errors import Closed, Fenced, Indeterminate, Moved, Unavailable
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.shard.ownership import OwnerSession
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from forebay.topics import ShardRef
 from tests.engines.homes import SETTINGS, by_name, spec_of
 from tests.shard.test_owner_session import Pausing

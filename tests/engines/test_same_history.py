@@ -19,10 +19,10 @@ from forebay.errors import ForebayError
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.limits import Evicted
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import NamedEngine, append_by, steps_of
 from forebay.testing.contracts.lookups import LookupHome
-from forebay.testing.disk import SimulatedDisk
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.topics import ShardRef
 from tests.engines.homes import MemoryHome, SegmentHome
 from tests.engines.lookup_homes import LookupMemoryHome, LookupSegmentHome, RocksHome

@@ -10,7 +10,7 @@ from pathlib import Path
 from forebay.records import Record
 from forebay.settings import Settings
 from forebay.storage import Storage, Topic
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 
 TORN = b"\x07 a frame that never became whole"
 

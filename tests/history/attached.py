@@ -21,19 +21,19 @@ from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.storage.background.history import HistoryWorker
-from forebay.testing.catalogs import Fetch, check_history, references_are_complete
-from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import CrashState
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import AppendAnswered, AppendOutcome, Begun, ShardEvents, read_everything
-from forebay.testing.invariants import Violation
-from forebay.testing.moves import (
+from forebay.testing.checks.catalogs import Fetch, check_history, references_are_complete
+from forebay.testing.checks.history import AppendAnswered, AppendOutcome, Begun, ShardEvents, read_everything
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import (
     Operations,
     commits_of,
     nothing_of_older_epochs,
     one_epoch_at_a_time,
     replayed,
 )
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.crashes import CrashState
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.topics import Durability, ShardRef, TopicSpec
 from tests.protocol.consuming import Consumer
 from tests.support.environments.simulated import (

@@ -33,8 +33,8 @@ from forebay.manifests import CatalogManifest, store_value
 from forebay.pages import Page
 from forebay.records import Gap, Reason, Record
 from forebay.sealed import StoredSegment
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
 from tests.format.samples import FULL_ROWS, ONE_ROW, SALT
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "v1"

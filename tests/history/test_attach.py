@@ -22,9 +22,9 @@ from forebay.loads.prepare import LoadManifest
 from forebay.places import is_private
 from forebay.records import Gap, Reason
 from forebay.shard.seal import begin_seal, bring_into_history
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
 from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, broken, values
 from tests.ledger import Ledger
 from tests.support.environments.simulated import GRACE_S, NAME, TOPIC_ID

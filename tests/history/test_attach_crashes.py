@@ -11,9 +11,9 @@ import pytest
 
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.records import Gap
-from forebay.testing.catalogs import catalog_is_contiguous, objects_are_whole
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.invariants import Violation, names_follow_bytes
+from forebay.testing.checks.catalogs import catalog_is_contiguous, objects_are_whole
+from forebay.testing.checks.invariants import Violation, names_follow_bytes
+from forebay.testing.simulated.crashes import CrashState, explore
 from forebay.topics import Durability
 from tests.history.attached import LoadEnvironment, LoadOwner, broken, fetching, values
 from tests.ledger import Ledger

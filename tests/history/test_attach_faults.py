@@ -16,12 +16,12 @@ from forebay.errors import ForebayError, Indeterminate
 from forebay.format.columns.rows import encode_rows
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
-from forebay.testing.blobs import Fault, SimulatedBlobs, plan_faults
-from forebay.testing.catalogs import Ending, ending_of, runs_converge
-from forebay.testing.clock import ManualClock
+from forebay.testing.checks.catalogs import Ending, ending_of, runs_converge
+from forebay.testing.checks.invariants import Violation
 from forebay.testing.inside import inside
-from forebay.testing.invariants import Violation
-from forebay.testing.metadata import Fault as MetadataFault
+from forebay.testing.simulated.blobs import Fault, SimulatedBlobs, plan_faults
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault as MetadataFault
 from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, broken, tolerated, values
 from tests.ledger import Ledger
 from tests.support.soak import SOAK

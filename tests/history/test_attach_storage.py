@@ -20,8 +20,8 @@ from forebay.loads.book import LoadBook
 from forebay.loads.prepare import LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.records import Record
 from forebay.storage import Storage, Topic
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.ledger import Ledger
 from tests.support.environments import directories
 from tests.support.environments.directories import TOPIC, Environment, id_of, metadata_of, shard_of

@@ -13,10 +13,10 @@ from forebay.format.metadata.keys import topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.progress import Progress, ProgressStore, ReaderName
-from forebay.testing.clock import ManualClock
-from forebay.testing.cursors import Acked, Event, Found, Handed, Reset, StoredCursor, cursors_hold
-from forebay.testing.history import read_everything
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.checks.cursors import Acked, Event, Found, Handed, Reset, StoredCursor, cursors_hold
+from forebay.testing.checks.history import read_everything
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec
 from tests.ledger import Ledger
 from tests.support.environments.shard import TOPIC, ShardEnvironment

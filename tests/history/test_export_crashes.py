@@ -19,7 +19,7 @@ from forebay.history import History, Objects
 from forebay.metadata import MemoryMetadata
 from forebay.records import Gap
 from forebay.shard.ownership import Owner, Wanted, acquire
-from forebay.testing.catalogs import (
+from forebay.testing.checks.catalogs import (
     Ending,
     check_history,
     ending_of,
@@ -29,11 +29,9 @@ from forebay.testing.catalogs import (
     runs_converge,
     sweep_is_right,
 )
-from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.history import AppendOutcome, Reading, read_everything
-from forebay.testing.invariants import Violation, names_follow_bytes
-from forebay.testing.moves import (
+from forebay.testing.checks.history import AppendOutcome, Reading, read_everything
+from forebay.testing.checks.invariants import Violation, names_follow_bytes
+from forebay.testing.checks.moves import (
     Operations,
     RecordingMetadata,
     commits_of,
@@ -41,7 +39,9 @@ from forebay.testing.moves import (
     one_epoch_at_a_time,
     replayed,
 )
-from forebay.testing.trace import Note
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.crashes import CrashState, explore
+from forebay.testing.simulated.trace import Note
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.environments.simulated import files_of

@@ -14,8 +14,7 @@ from forebay.errors import Corrupt, ForebayError, Indeterminate
 from forebay.format.files.segment import index_name
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.records import Bytes
-from forebay.testing.blobs import Call, Fault, SimulatedBlobs, plan_faults
-from forebay.testing.catalogs import (
+from forebay.testing.checks.catalogs import (
     Ending,
     Fetch,
     check_history,
@@ -25,17 +24,18 @@ from forebay.testing.catalogs import (
     runs_converge,
     sweep_is_right,
 )
-from forebay.testing.clock import ManualClock
-from forebay.testing.invariants import Violation
-from forebay.testing.metadata import Fault as MetadataFault
-from forebay.testing.metadata import FaultyMetadata
-from forebay.testing.moves import (
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import (
     Operations,
     RecordingMetadata,
     commits_of,
     nothing_of_older_epochs,
     one_epoch_at_a_time,
 )
+from forebay.testing.simulated.blobs import Call, Fault, SimulatedBlobs, plan_faults
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault as MetadataFault
+from forebay.testing.simulated.metadata import FaultyMetadata
 from tests.ledger import Ledger
 from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment, expected, history_of, stream
 from tests.support.soak import SOAK

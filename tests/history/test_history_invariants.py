@@ -15,8 +15,7 @@ from forebay.format.metadata.descriptor import Cur, DescriptorKind, Phase, Segme
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Delete, MemoryMetadata, Put, RevisionIs
 from forebay.records import Gap, Reason
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.catalogs import (
+from forebay.testing.checks.catalogs import (
     catalog_is_contiguous,
     check_history,
     ending_of,
@@ -26,9 +25,9 @@ from forebay.testing.catalogs import (
     runs_converge,
     sweep_is_right,
 )
-from forebay.testing.cursors import Acked, Event, Found, Handed, Reset, StoredCursor, cursors_hold
-from forebay.testing.invariants import names_of
-from forebay.testing.moves import (
+from forebay.testing.checks.cursors import Acked, Event, Found, Handed, Reset, StoredCursor, cursors_hold
+from forebay.testing.checks.invariants import names_of
+from forebay.testing.checks.moves import (
     Commit,
     Handover,
     RecordingMetadata,
@@ -38,6 +37,7 @@ from forebay.testing.moves import (
     one_epoch_at_a_time,
     replayed,
 )
+from forebay.testing.simulated.blobs import SimulatedBlobs
 from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment
 
 LOST = Reason.LOST

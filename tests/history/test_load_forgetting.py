@@ -13,7 +13,7 @@ from forebay.format.metadata.descriptor import LoadStatus, gap_descriptor
 from forebay.loads.book import LoadBook
 from forebay.metadata import Delete
 from forebay.records import Gap, Reason
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, broken, values
 from tests.support.environments.simulated import TOPIC_ID
 

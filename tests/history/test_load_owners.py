@@ -7,7 +7,7 @@ import pytest
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import ready_to_offer
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, broken, values
 
 BROUGHT = {0: values(0, 10), 1: values(1, 3)}

@@ -36,9 +36,9 @@ from forebay.metadata import DeleteRange, Entry, MemoryMetadata, MetadataStore, 
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.records import Gap, Reason, Record
 from forebay.settings import MetadataSettings
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from tests.ledger import Ledger
 from tests.support.etcd import running
 

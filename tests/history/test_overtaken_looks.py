@@ -16,10 +16,10 @@ from forebay.metadata import Compare, MemoryMetadata, MetadataStore, Operation, 
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state
 from forebay.shard.seal import bring_into_history
-from forebay.testing.clock import ManualClock
+from forebay.testing.checks.moves import RecordingMetadata
 from forebay.testing.inside import inside
-from forebay.testing.metadata import Fault
-from forebay.testing.moves import RecordingMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault
 from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, broken, values
 from tests.protocol.environment import KEYS
 from tests.support.environments.simulated import TOPIC_ID

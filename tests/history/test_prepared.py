@@ -49,9 +49,9 @@ from forebay.metadata import MemoryMetadata, Put
 from forebay.metadata.seam import TRANSACTION_BYTES_MAX
 from forebay.records import Gap, Reason, Record
 from forebay.sealed import StoredSegment
-from forebay.testing.blobs import Fault, SimulatedBlobs
-from forebay.testing.clock import ManualClock
-from forebay.testing.disk import SimulatedDisk
+from forebay.testing.simulated.blobs import Fault, SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.wal.sealing import index_of
 from tests.format.samples import FULL_ROWS, ONE_ROW, ROWS
 from tests.history.loads import (

@@ -24,9 +24,9 @@ from forebay.metadata import Compare, Operation, Outcome, Put
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.records import Bytes
 from forebay.settings import MIB, MetadataSettings
-from forebay.testing.catalogs import check_history, from_blobs, keys_of
-from forebay.testing.invariants import Violation
-from forebay.testing.moves import RecordingMetadata
+from forebay.testing.checks.catalogs import check_history, from_blobs, keys_of
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import RecordingMetadata
 from tests.ledger import Ledger
 from tests.support import servers
 from tests.support.environments.shard import KEYS, TOPIC, ShardEnvironment

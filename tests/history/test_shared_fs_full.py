@@ -8,10 +8,10 @@ import pytest
 
 from forebay.blobs.directory import UPLOADS, DirectoryStore
 from forebay.errors import Indeterminate, Unavailable
-from forebay.testing.catalogs import check_history, from_blobs, keys_of
-from forebay.testing.clock import ManualClock
-from forebay.testing.disk import ROOMY, SimulatedDisk
-from forebay.testing.faults import PlannedFault, plan_faults
+from forebay.testing.checks.catalogs import check_history, from_blobs, keys_of
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import ROOMY, SimulatedDisk
+from forebay.testing.simulated.faults import PlannedFault, plan_faults
 from tests.ledger import Ledger
 from tests.support.environments.shard import ShardEnvironment, expected, history_of, stream
 

@@ -14,9 +14,9 @@ from forebay.format.metadata.keys import sink_key
 from forebay.format.metadata.value import decode_value
 from forebay.loads.book import LoadBook, SinkState
 from forebay.loads.prepare import Sink, ready_to_offer
-from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.crashes import CrashState, explore
 from forebay.topics import Durability
 from tests.history.attached import LOAD, Brought, LoadEnvironment, LoadOwner, broken, values
 from tests.ledger import Ledger

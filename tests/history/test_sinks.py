@@ -36,8 +36,8 @@ from forebay.metadata import (
 )
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.settings import MetadataSettings
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec
 from tests.ledger import Ledger
 from tests.support.etcd import running

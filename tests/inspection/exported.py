@@ -16,7 +16,7 @@ from forebay.format.files.segment import parse_segment_name
 from forebay.format.metadata.descriptor import SegmentDescriptor, ShardState
 from forebay.format.metadata.value import decode_value
 from forebay.metadata import MetadataStore, SqliteMetadata
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import TopicSpec
 from forebay.wal.files import FileList, SealedFile
 from forebay.wal.recovery.survey import indexed_files

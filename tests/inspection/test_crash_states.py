@@ -14,10 +14,10 @@ from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import Finding, Severity
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
-from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import Reading
+from forebay.testing.checks.history import Reading
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.crashes import CrashState, explore
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.soak import SOAK, sampled

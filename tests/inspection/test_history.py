@@ -18,7 +18,7 @@ from forebay.disk import SystemDisk
 from forebay.format.metadata.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import Delete, Operation, Put
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.cli.rig import Outcome, changed, flip
 from tests.inspection.exported import KEYS, Exported, HistoryShell
 from tests.ledger import Ledger

@@ -29,10 +29,10 @@ from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_
 from forebay.metadata import Put
 from forebay.places import Stores
 from forebay.settings import Settings, StorageSettings
-from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import explore
-from forebay.testing.faults import Match
-from forebay.testing.invariants import names_follow_bytes
+from forebay.testing.checks.invariants import names_follow_bytes
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.crashes import explore
+from forebay.testing.simulated.faults import Match
 from forebay.topics import TopicName, TopicSpec
 from tests.ledger import Ledger
 from tests.support.environments.shard import DIRECTORY, KEYS, SETTINGS, TOPIC, ShardEnvironment

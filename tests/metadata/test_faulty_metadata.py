@@ -9,7 +9,7 @@ import pytest
 from forebay.errors import Indeterminate, Unavailable
 from forebay.metadata import Compacted, MemoryMetadata, MetadataStore, Put, RevisionIs
 from forebay.testing.contracts.metadata import MetadataContract
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import Closed, Corrupt, Invalid, Unavailable, Unsupported, UnsupportedFormat
 from forebay.metadata import Delete, Exists, MetadataStore, Put, SessionEnded, SqliteMetadata
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata import MetadataContract
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 
 
 @pytest.fixture

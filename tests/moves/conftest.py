@@ -12,8 +12,8 @@ import pytest
 from forebay.catalog import ShardKeys
 from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put, SqliteMetadata
 from forebay.metadata.etcd import EtcdMetadata
-from forebay.testing.invariants import Violation
-from forebay.testing.moves import Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
 from tests.support.environments import directories

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay import Moved, Storage, Topic
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.ledger import Ledger
 from tests.support.environments import directories
 from tests.support.environments.directories import TOPIC, clear_up, id_of, numbers, state_of, told

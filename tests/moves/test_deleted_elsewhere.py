@@ -15,8 +15,8 @@ from forebay.format.metadata.keys import late_key
 from forebay.inspection import verify
 from forebay.storage import Storage
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.history.test_attach_storage import prepared
 from tests.ledger import Ledger
 from tests.moves.test_refusals import Died, dying

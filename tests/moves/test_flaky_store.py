@@ -15,8 +15,8 @@ from forebay.cleanup.collector import named_by
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.storage import Storage
 from forebay.storage.background import cleanup, history
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.blobs.scripted import DROPPED, Answer, Request, answering, forwarded
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger

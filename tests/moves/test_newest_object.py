@@ -10,8 +10,8 @@ from forebay.catalog import ShardCatalog
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.manifests import write
 from forebay.storage import Storage
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.support.environments.directories import TOPIC, Environment, id_of, keys_of, metadata_of
 
 HARM = ["missing", "replaced", "shorter", "flipped"]

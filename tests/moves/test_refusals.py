@@ -16,8 +16,8 @@ from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome,
 from forebay.places import is_local
 from forebay.settings import MetadataSettings, RetentionSettings, StorageSettings
 from forebay.shard.seal import bring_into_history
+from forebay.testing.checks.moves import Operations
 from forebay.testing.inside import inside
-from forebay.testing.moves import Operations
 from tests.ledger import Ledger
 from tests.support.environments import directories
 from tests.support.environments.directories import (

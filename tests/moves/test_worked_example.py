@@ -12,7 +12,7 @@ from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Record
 from forebay.shard import NextSource
 from forebay.storage import Storage
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.ledger import Ledger
 from tests.support.environments.directories import (
     TOPIC,

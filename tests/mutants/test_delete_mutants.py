@@ -14,7 +14,7 @@ from forebay.engines.rocksdb.removal import Removal
 from forebay.records import OFFSET_MAX
 from forebay.shard.deletes import Deletes
 from forebay.shard.lookups import Lookups
-from forebay.testing.invariants import Violation, names_of
+from forebay.testing.checks.invariants import Violation, names_of
 from tests.engines.inside_deletes import (
     DELETES,
     between_pieces,

@@ -10,7 +10,7 @@ import pytest
 from forebay.format.index.sections import FrameEntries
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.spark.reading.filters import Filters, Mask
-from forebay.testing.invariants import names_of
+from forebay.testing.checks.invariants import names_of
 from tests.ledger import Ledger
 from tests.spark.edges import edged_topic, misses_at_edges
 from tests.spark.mixed import Mixed

@@ -25,10 +25,7 @@ from forebay.errors import Fenced, ForebayError
 from forebay.format.control.frames import State
 from forebay.format.frame.batch import RAW_BYTES_MAX
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
-from forebay.testing.crashes import explore
-from forebay.testing.damage import CrashDamage
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.invariants import (
+from forebay.testing.checks.invariants import (
     Violation,
     acks_follow_syncs,
     check_log,
@@ -37,6 +34,9 @@ from forebay.testing.invariants import (
     names_of,
     promises_follow_syncs,
 )
+from forebay.testing.simulated.crashes import explore
+from forebay.testing.simulated.damage import CrashDamage
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.topics import DURABILITY_POLICIES, Durability, DurabilityPolicy
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal

@@ -32,13 +32,13 @@ from forebay.records import Gap
 from forebay.shard.ownership import Wanted
 from forebay.shard.recovery import KnownProducers
 from forebay.storage.cursors import Cursors
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
-from forebay.testing.clock import ManualClock
+from forebay.testing.checks.catalogs import every_record_has_a_copy, objects_are_whole
+from forebay.testing.checks.interleavings import Exploration
+from forebay.testing.checks.invariants import Violation, names_of
 from forebay.testing.inside import inside
-from forebay.testing.interleavings import Exploration
-from forebay.testing.invariants import Violation, names_of
-from forebay.testing.metadata import Fault
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault
 from tests.history.attached import LoadEnvironment, values
 from tests.ledger import Ledger
 from tests.mutants.test_mutants import Mutant

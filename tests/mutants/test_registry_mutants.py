@@ -17,8 +17,8 @@ from forebay.engines.segment import SegmentEngine
 from forebay.errors import Moved
 from forebay.shard.ownership import anywhere
 from forebay.storage.shards import OwnerShards
+from forebay.testing.checks.invariants import Violation, names_of
 from forebay.testing.inside import inside
-from forebay.testing.invariants import Violation, names_of
 from forebay.topics import ShardRef
 from tests.engines.test_registry import A, Shard
 from tests.ledger import Ledger

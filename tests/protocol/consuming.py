@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 from forebay.metadata import MetadataStore
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.shard import SegmentShard
-from forebay.testing.clock import ManualClock
-from forebay.testing.cursors import Acked, Event, Found, Handed, StoredCursor, cursors_hold
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import read_everything
-from forebay.testing.invariants import Violation
-from forebay.testing.trace import Note
+from forebay.testing.checks.cursors import Acked, Event, Found, Handed, StoredCursor, cursors_hold
+from forebay.testing.checks.history import read_everything
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.trace import Note
 
 READER: Final = "billing"
 _HEARD: Final = "cursor"

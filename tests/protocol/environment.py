@@ -21,12 +21,8 @@ from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, SegmentShard
 from forebay.shard.seal import withdraw_target
 from forebay.storage.background.cleanup import CleanupWorker
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.catalogs import Fetch
-from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import CrashState
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import (
+from forebay.testing.checks.catalogs import Fetch
+from forebay.testing.checks.history import (
     NOTE,
     AppendAnswered,
     AppendOutcome,
@@ -36,8 +32,12 @@ from forebay.testing.history import (
     ShardEvents,
     read_everything,
 )
-from forebay.testing.invariants import Violation
-from forebay.testing.moves import Operations, commits_of, replayed
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import Operations, commits_of, replayed
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.crashes import CrashState
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.topics import Durability, ShardRef, TopicSpec
 from tests.protocol.consuming import Consumer
 from tests.support.environments.simulated import (

@@ -9,10 +9,10 @@ from forebay.errors import ForebayError
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.records import Gap, Reason
 from forebay.shard import RecoveryDecision
-from forebay.testing.catalogs import check_history
-from forebay.testing.history import Crashed, Reading, ShardEvents
-from forebay.testing.invariants import Violation, check_log, recovery_is_stable
-from forebay.testing.moves import (
+from forebay.testing.checks.catalogs import check_history
+from forebay.testing.checks.history import Crashed, Reading, ShardEvents
+from forebay.testing.checks.invariants import Violation, check_log, recovery_is_stable
+from forebay.testing.checks.moves import (
     Commit,
     Handover,
     commits_of,

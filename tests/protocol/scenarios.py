@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from forebay.format.metadata.descriptor import Phase
-from forebay.testing.catalogs import frames_of, keys_of
-from forebay.testing.history import AppendOutcome
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.catalogs import frames_of, keys_of
+from forebay.testing.checks.history import AppendOutcome
+from forebay.testing.checks.invariants import Violation
 from forebay.topics import ShardRef
 from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.environment import Node, OwnersEnvironment

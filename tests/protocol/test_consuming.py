@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forebay.progress import Progress, ProgressStore, ReaderName
-from forebay.testing.clock import ManualClock
-from forebay.testing.invariants import names_of
+from forebay.testing.checks.invariants import names_of
+from forebay.testing.simulated.clock import ManualClock
 from tests.protocol.consuming import READER, missed_by_consumers
 from tests.protocol.environment import Node, OwnersEnvironment
 from tests.support.environments.simulated import TOPIC_ID

@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
-from forebay.testing.catalogs import check_history
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.invariants import Violation, names_follow_bytes
-from forebay.testing.moves import commits_of
+from forebay.testing.checks.catalogs import check_history
+from forebay.testing.checks.invariants import Violation, names_follow_bytes
+from forebay.testing.checks.moves import commits_of
+from forebay.testing.simulated.crashes import CrashState, explore
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.protocol.environment import KEYS, OwnersEnvironment

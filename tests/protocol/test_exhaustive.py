@@ -25,11 +25,11 @@ from forebay.shard import Owner, SegmentShard, ShardContext, Situation, Wanted, 
 from forebay.shard.ownership import reserve_in_state
 from forebay.shard.recovery import RecoveryDecision
 from forebay.shard.seal import begin_seal, finish_seal
-from forebay.testing.catalogs import catalog_is_contiguous
-from forebay.testing.clock import ManualClock
-from forebay.testing.interleavings import Exploration, Moment, Program, Report
-from forebay.testing.invariants import Violation
-from forebay.testing.moves import Commit, Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
+from forebay.testing.checks.catalogs import catalog_is_contiguous
+from forebay.testing.checks.interleavings import Exploration, Moment, Program, Report
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import Commit, Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import Durability
 from forebay.wal.recovery.survey import Survey
 from tests.ledger import Ledger

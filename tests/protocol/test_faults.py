@@ -12,13 +12,13 @@ from zlib import crc32
 import pytest
 
 from forebay.errors import ForebayError
-from forebay.testing.blobs import Call, SimulatedBlobs, plan_faults
-from forebay.testing.blobs import Fault as BlobFault
-from forebay.testing.catalogs import references_are_complete
-from forebay.testing.clock import ManualClock
-from forebay.testing.invariants import Violation
-from forebay.testing.metadata import Fault as MetadataFault
-from forebay.testing.moves import Operations, commits_of
+from forebay.testing.checks.catalogs import references_are_complete
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import Operations, commits_of
+from forebay.testing.simulated.blobs import Call, SimulatedBlobs, plan_faults
+from forebay.testing.simulated.blobs import Fault as BlobFault
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault as MetadataFault
 from tests.ledger import Ledger
 from tests.protocol.environment import KEYS, Node, OwnersEnvironment
 from tests.protocol.judging import finished

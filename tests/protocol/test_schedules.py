@@ -16,16 +16,16 @@ from forebay.errors import ForebayError
 from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put
 from forebay.shard.seal import withdraw_target
-from forebay.testing.blobs import Fault as BlobFault
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.catalogs import references_are_complete
-from forebay.testing.clock import ManualClock
-from forebay.testing.history import AppendOutcome as Heard
-from forebay.testing.invariants import Violation
-from forebay.testing.metadata import Fault as MetadataFault
-from forebay.testing.metadata import FaultyMetadata
-from forebay.testing.moves import Operations, commits_of
-from forebay.testing.schedules import LockStep, PausingBlobs, PausingMetadata
+from forebay.testing.checks.catalogs import references_are_complete
+from forebay.testing.checks.history import AppendOutcome as Heard
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.checks.moves import Operations, commits_of
+from forebay.testing.checks.schedules import LockStep, PausingBlobs, PausingMetadata
+from forebay.testing.simulated.blobs import Fault as BlobFault
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault as MetadataFault
+from forebay.testing.simulated.metadata import FaultyMetadata
 from tests.ledger import Ledger
 from tests.protocol.consuming import missed_by_consumers
 from tests.protocol.environment import KEYS, Node, OwnersEnvironment

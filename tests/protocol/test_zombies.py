@@ -10,9 +10,9 @@ import pytest
 
 from forebay.errors import Closed, Fenced
 from forebay.shard import Wanted, acquire
-from forebay.testing.blobs import Fault, SimulatedBlobs
-from forebay.testing.clock import ManualClock
-from forebay.testing.schedules import PausingMetadata
+from forebay.testing.checks.schedules import PausingMetadata
+from forebay.testing.simulated.blobs import Fault, SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
 from tests.ledger import Ledger
 from tests.protocol.environment import KEYS, Node, OwnersEnvironment
 from tests.protocol.judging import check_environment

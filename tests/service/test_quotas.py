@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forebay.errors import Throttled, TooLarge
 from forebay.service.quotas import BURST_SECONDS, Admission, QuotaCounts, Quotas, RateBucket
 from forebay.settings import MIB, ServerSettings
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 
 QUIET = QuotaCounts(requests=0, bytes=0, streams=0, consumers=0, principals=0, admitted=0)
 

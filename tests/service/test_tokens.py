@@ -24,8 +24,8 @@ from forebay.metadata import Delete, MemoryMetadata, Put
 from forebay.metadata.sqlite import SqliteMetadata
 from forebay.service.principals import AccessScope, Principal
 from forebay.service.tokens import KEPT_DAYS, AccessToken, NewToken, TokenBook, Tokens, TokenState
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from tests.support.waiting import until
 
 PREFIX = "/mine"

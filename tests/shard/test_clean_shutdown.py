@@ -9,9 +9,9 @@ from forebay.format.metadata.descriptor import ShardState
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Entry, MemoryMetadata, Put
 from forebay.shard.seal import ClosedShard, end_reservations
-from forebay.testing.clock import ManualClock
-from forebay.testing.moves import RecordingMetadata
-from forebay.testing.schedules import PausingMetadata
+from forebay.testing.checks.moves import RecordingMetadata
+from forebay.testing.checks.schedules import PausingMetadata
+from forebay.testing.simulated.clock import ManualClock
 from tests.protocol.environment import KEYS, Node, OwnersEnvironment
 
 

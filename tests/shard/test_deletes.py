@@ -13,8 +13,8 @@ from forebay.errors import ForebayError
 from forebay.format.control.frames import Floor
 from forebay.format.control.offsets import OffsetSet
 from forebay.records import Gap, Reason
-from forebay.testing.metadata import Fault
-from forebay.testing.moves import commits_of
+from forebay.testing.checks.moves import commits_of
+from forebay.testing.simulated.metadata import Fault
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.protocol.environment import KEYS, MODES, Node, OwnersEnvironment

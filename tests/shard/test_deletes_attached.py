@@ -9,8 +9,8 @@ from forebay.loads.book import LoadBook
 from forebay.records import Gap, Reason
 from forebay.shard import ShardContext
 from forebay.shard.eviction import weigh
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef
 from tests.history.attached import LOAD, LoadEnvironment, LoadOwner, values
 

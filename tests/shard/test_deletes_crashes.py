@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 import pytest
 
 from forebay.records import Reason
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.damage import CrashDamage
-from forebay.testing.trace import Note
+from forebay.testing.simulated.crashes import CrashState, explore
+from forebay.testing.simulated.damage import CrashDamage
+from forebay.testing.simulated.trace import Note
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.protocol.environment import MODES, Node, OwnersEnvironment

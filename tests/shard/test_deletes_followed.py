@@ -8,7 +8,7 @@ from forebay.engines.readonly import FollowedShard, FollowingEngine
 from forebay.records import Gap, Reason
 from forebay.shard import ShardContext
 from forebay.shard.tiers import LOOK_SECONDS
-from forebay.testing.history import read_everything
+from forebay.testing.checks.history import read_everything
 from forebay.testing.inside import inside
 from forebay.topics import Durability
 from tests.protocol.environment import MODES, Node, OwnersEnvironment

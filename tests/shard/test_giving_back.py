@@ -11,8 +11,8 @@ from forebay.format.metadata.value import encode_value
 from forebay.metadata import Entry, MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import give_back
-from forebay.testing.clock import ManualClock
-from forebay.testing.moves import RecordingMetadata
+from forebay.testing.checks.moves import RecordingMetadata
+from forebay.testing.simulated.clock import ManualClock
 
 KEY: Final = "/forebay/storage/topics/shop/orders/0/state"
 WANTED: Final = [Wanted(KEY, "ab" * 16)]

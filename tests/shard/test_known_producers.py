@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from forebay.errors import Conflict
+from forebay.testing.checks.history import NOTE, AppendAnswered, AppendOutcome
 from forebay.testing.contracts.engines import append_by
-from forebay.testing.history import NOTE, AppendAnswered, AppendOutcome
 from tests.ledger import Ledger
 from tests.protocol.environment import MODES, Node, OwnersEnvironment
 

@@ -12,8 +12,8 @@ from forebay.errors import Moved, Unavailable
 from forebay.metadata import MemoryMetadata, Session
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import OwnerSession
-from forebay.testing.clock import ManualClock
-from forebay.testing.moves import RecordingMetadata
+from forebay.testing.checks.moves import RecordingMetadata
+from forebay.testing.simulated.clock import ManualClock
 from tests.support.waiting import until
 
 SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)

@@ -17,7 +17,7 @@ from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state, give_back, reserve_in_state
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.environment import KEYS, MODES, Node, OwnersEnvironment
 from tests.support.environments.simulated import TOPIC_ID

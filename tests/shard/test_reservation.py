@@ -13,7 +13,7 @@ from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import Compare, Entry, MemoryMetadata, Operation, Outcome
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state, record_reserved, reserve_in_state
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 
 SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
 

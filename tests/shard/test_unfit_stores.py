@@ -6,8 +6,8 @@ import pytest
 
 from forebay.blobs import Capabilities
 from forebay.errors import Unsupported
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.history import AppendOutcome
+from forebay.testing.checks.history import AppendOutcome
+from forebay.testing.simulated.blobs import SimulatedBlobs
 from tests.protocol.environment import MODES, OwnersEnvironment
 
 

@@ -20,7 +20,7 @@ from forebay.spark.reading.snapshot import Range, Snapshot, Split
 from forebay.spark.reading.task import read_split
 from forebay.spark.reading.view import load
 from forebay.spark.reading.where import parse_where
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.invariants import Violation
 from tests.spark.mixed import Mixed
 from tests.spark.topics import Row, rows_in
 from tests.support.environments import directories

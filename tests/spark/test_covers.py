@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.testing.disk import SimulatedDisk
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.views.look import Cover
 from forebay.wal.files import SealedFile
 

@@ -24,7 +24,7 @@ from forebay.spark.reading.snapshot import Range, ScanPiece, ShardView, Snapshot
 from forebay.spark.reading.streaming.offsets import Place, Point, StreamOffsets
 from forebay.spark.reading.streaming.stream import AWAY_SECONDS, LOOK_SECONDS, LOOK_SHARE, WAIT_SECONDS, TopicStream
 from forebay.spark.reading.where import parse_where
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import TopicName
 
 _LOCATION: Final = Location(path="/var/lib/orders")

@@ -21,8 +21,8 @@ from forebay.spark.place import opening
 from forebay.spark.reading.options import ReadOptions
 from forebay.spark.reading.snapshot import ShardView
 from forebay.spark.reading.view import Viewer, load, look_again
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.views.look import ViewedShard
 from tests.spark.mixed import Mixed
 from tests.support.environments import directories

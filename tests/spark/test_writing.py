@@ -16,8 +16,8 @@ import forebay
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.partitioning import partition_of_key
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.spark.topics import SETTINGS
 from tests.support.environments.directories import metadata_of
 

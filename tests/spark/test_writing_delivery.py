@@ -34,8 +34,8 @@ from forebay.spark.writing.delivery import TaskResult, deliver, give_up, load_st
 from forebay.spark.writing.options import Target, WriteOptions, look
 from forebay.spark.writing.staging import StoreWriter, Task, stage
 from forebay.storage import Storage
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.ledger import Ledger
 from tests.spark.killed_driver import KilledDrivers
 from tests.spark.topics import SETTINGS

@@ -15,8 +15,8 @@ from forebay.partitioning import partition_of_key
 from forebay.records import Record
 from forebay.spark.writing.rows import Part, check_columns, parts_of
 from forebay.spark.writing.staging import WAITING_BYTES_MAX, StagedSegment, StoreWriter, Task, stage
-from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.blobs import SimulatedBlobs
+from forebay.testing.simulated.clock import ManualClock
 from tests.history.loads import opened, walked
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -12,9 +12,9 @@ from forebay.metadata import MemoryMetadata, Put
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
-from forebay.testing.clock import ManualClock
-from forebay.testing.cursors import Acked, Event, Found, Reset, StoredCursor, cursors_hold
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.cursors import Acked, Event, Found, Reset, StoredCursor, cursors_hold
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import TopicSpec
 
 NAME: Final = ReaderName("shop", "orders", "billing")

@@ -19,7 +19,7 @@ from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.partitioning import Partitioner, partition_of_key, partition_of_producer
 from forebay.settings import WalSettings
 from forebay.storage.append import Appender
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
 from tests.support.waiting import until
 

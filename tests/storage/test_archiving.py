@@ -25,8 +25,8 @@ from forebay.shard import SegmentShard
 from forebay.shard.history import ShardHistory
 from forebay.storage import Storage, Topic
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import TopicName, TopicSpec
 from forebay.workers import AtWork
 from tests.storage.rig import QUICK, WatchedDisk

@@ -16,7 +16,7 @@ import forebay
 from forebay import Corrupt, ForebayError, Invalid, Storage, Unavailable, UnsupportedFormat
 from forebay.directory import LogDirectory
 from forebay.disk import SystemDisk
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.storage.rig import QUICK, WatchedDisk, digest, quick, values
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import forebay
 from forebay.disk import Disk, SystemDisk
 from forebay.storage import Storage
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 
 MARKED_RARELY = quick(mark_interval_ms=600_000, sync_interval_ms=600_000)

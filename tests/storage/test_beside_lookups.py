@@ -10,8 +10,8 @@ import pytest
 import forebay
 from forebay import Storage, Topic, UnknownTopic, Unsupported
 from forebay.engines.readonly import FollowedShard
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.wal.files import LogFile
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 

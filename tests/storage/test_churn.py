@@ -16,8 +16,8 @@ from forebay import Settings, Storage
 from forebay.clock import SystemClock
 from forebay.format.columns.rows import encode_rows
 from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.storage.rig import QUICK, in_thread
 from tests.support.soak import SOAK
 from tests.support.waiting import until

@@ -21,8 +21,8 @@ from forebay.shard import Owner, acquire
 from forebay.shard.ownership import OwnerSession, Wanted
 from forebay.storage.in_memory import InMemoryBackend
 from forebay.storage.lifetime import Lifetime
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from forebay.topics import ShardRef, TopicName, TopicSpec
 from tests.ledger import Ledger
 from tests.storage.rig import QUICK, values

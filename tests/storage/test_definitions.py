@@ -15,9 +15,9 @@ from forebay.errors import Corrupt, Indeterminate, Unavailable
 from forebay.format.metadata.keys import topic_key
 from forebay.metadata import Entry, MemoryMetadata, Put, Watch
 from forebay.settings import Settings
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec
 from tests.storage.rig import QUICK
 from tests.support.waiting import until

@@ -14,8 +14,8 @@ from forebay.metadata import Compare, Delete, MemoryMetadata, MetadataStore, Ope
 from forebay.progress import MOVES_MAX, NOTE_BYTES_MAX, Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicSpec
 
 SETTINGS = ProgressSettings(flush_interval_ms=600_000, flush_records_min=1_000_000)

@@ -14,8 +14,8 @@ from forebay import LATEST, Conflict, Full, Gap, Invalid, Position, Reason, Stor
 from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
 from forebay.storage.background import limits
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.storage.rig import QUICK, values
 from tests.support.environments.directories import shard_of
 from tests.support.waiting import until

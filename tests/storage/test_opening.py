@@ -16,8 +16,8 @@ from forebay.engines import SegmentEngine
 from forebay.lifecycle import close_with_process
 from forebay.metadata import Change, Compacted
 from forebay.shard import SegmentShard
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef
 from forebay.workers import STUCK_MAX, Worker
 from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of

@@ -11,8 +11,8 @@ import forebay
 from forebay import Gap, Invalid, Moved, Reason
 from forebay.format.frame import batch
 from forebay.storage import Storage
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.storage.rig import WatchedDisk, quick, values, wal_of
 
 ENGINES = [("segment", "fsync"), ("segment", "memory"), ("rocksdb", "fsync"), (None, "ephemeral")]

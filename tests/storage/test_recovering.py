@@ -19,8 +19,8 @@ from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.shard import SegmentShard
 from forebay.shard.ownership import BATCH_SHARDS
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import TopicName, TopicSpec
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 from tests.support.waiting import PATIENCE

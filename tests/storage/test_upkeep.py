@@ -17,8 +17,8 @@ from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import InsideSync, inside
+from forebay.testing.simulated.clock import ManualClock
 from forebay.wal.upkeep import Upkeep
 from tests.engines.homes import SegmentHome
 from tests.storage.rig import WatchedDisk, quick, values

@@ -11,7 +11,7 @@ import pytest
 import forebay
 from forebay.storage import Storage
 from forebay.storage.streams import REST, STOP_CHECK_SECONDS, Following, Stream, Waiting
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.storage.rig import WatchedDisk, quick
 
 

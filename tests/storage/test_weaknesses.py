@@ -14,9 +14,9 @@ from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.definitions import Definitions
 from forebay.metadata import MemoryMetadata, SqliteMetadata
-from forebay.testing.clock import ManualClock
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName
 from tests.engines.homes import MemoryHome, SegmentHome
 from tests.storage.rig import QUICK, quick, values, wal_of

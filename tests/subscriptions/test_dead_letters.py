@@ -25,7 +25,7 @@ from forebay.subscriptions.deadletters import (
     parse_letter,
 )
 from forebay.subscriptions.definitions import SubscriptionStore
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import SubscriptionSpec, TopicSpec
 from tests.support.waiting import PATIENCE, until
 

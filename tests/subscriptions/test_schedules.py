@@ -10,7 +10,7 @@ import pytest
 
 import forebay
 from forebay import EARLIEST, DeliveredRecord, Settings, SpentReason, Storage
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.support.soak import SOAK
 
 SEEDS: Final = 200 if SOAK else 10

@@ -26,8 +26,8 @@ from forebay.subscriptions.cursor import acked_of, progress_of, window_of
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.subscriptions.dispatch import Dispatch, ServedPartition
 from forebay.subscriptions.window import Window, WindowLimits
-from forebay.testing.clock import ManualClock
-from forebay.testing.metadata import FaultyMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.metadata import FaultyMetadata
 from forebay.topics import SubscriptionSpec, TopicSpec
 from tests.support.waiting import PATIENCE, until
 

@@ -16,7 +16,7 @@ from forebay.format.columns.rows import Columns, encode_columns
 from forebay.format.frame.batch import RAW_BYTES_MAX, encode_data_frame
 from forebay.format.index.lookups import Sought
 from forebay.inspection import dump
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.invariants import Violation
 from forebay.topics import Durability
 from tests.wal.rig import DIRECTORY, Rig, Simulated, simulated
 

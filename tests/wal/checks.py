@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from forebay.testing.crashes import CrashState
-from forebay.testing.history import NOTE, AppendAnswered, AppendOutcome, Reading, ReadSeen, ShardEvents
-from forebay.testing.invariants import Violation, check_log, no_crash_is_damage, readings_agree, recovery_is_stable
-from forebay.testing.trace import Note
+from forebay.testing.checks.history import NOTE, AppendAnswered, AppendOutcome, Reading, ReadSeen, ShardEvents
+from forebay.testing.checks.invariants import (
+    Violation,
+    check_log,
+    no_crash_is_damage,
+    readings_agree,
+    recovery_is_stable,
+)
+from forebay.testing.simulated.crashes import CrashState
+from forebay.testing.simulated.trace import Note
 from forebay.topics import Durability
 from tests.support.soak import SOAK
 from tests.wal.rig import DIRECTORY, Rig, after, history_of

@@ -9,9 +9,9 @@ from forebay.errors import ForebayError
 from forebay.format.control.frames import NO_FLOOR, Floor
 from forebay.format.control.offsets import OffsetSet
 from forebay.records import Reason
-from forebay.testing.damage import CrashDamage
-from forebay.testing.invariants import Violation
-from forebay.testing.trace import Note
+from forebay.testing.checks.invariants import Violation
+from forebay.testing.simulated.damage import CrashDamage
+from forebay.testing.simulated.trace import Note
 from forebay.topics import Durability
 from forebay.wal.removals import Removals
 from tests.wal.rig import Simulated

@@ -18,11 +18,7 @@ from forebay.pages import Page
 from forebay.settings import WalSettings
 from forebay.shard import SegmentShard
 from forebay.shard.tiers import NoHistory, Tiers
-from forebay.testing.clock import ManualClock
-from forebay.testing.crashes import CrashState
-from forebay.testing.damage import CrashDamage
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import (
+from forebay.testing.checks.history import (
     NOTE,
     AppendAnswered,
     AppendOutcome,
@@ -35,7 +31,11 @@ from forebay.testing.history import (
     Synced,
     read_everything,
 )
-from forebay.testing.trace import Note
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.crashes import CrashState
+from forebay.testing.simulated.damage import CrashDamage
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.trace import Note
 from forebay.topics import Durability, ShardRef, TopicSpec
 from forebay.wal.log import Wal
 from forebay.wal.recovery.resume import Start, resume

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from forebay.errors import Unavailable
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.faults import Call
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.faults import Call
 from forebay.topics import Durability
 from tests.wal.rig import Simulated
 

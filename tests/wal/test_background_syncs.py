@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ForebayError, Unavailable
-from forebay.testing.history import AppendOutcome
+from forebay.testing.checks.history import AppendOutcome
 from forebay.topics import Durability
 from forebay.wal.upkeep import Upkeep
 from forebay.wal.writer import BackgroundSync, SyncTarget

@@ -14,9 +14,9 @@ from forebay.format.files.checkpoint import Checkpoint, decode_checkpoint, encod
 from forebay.format.files.segment import HEADER_BYTES
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
-from forebay.testing.crashes import explore
-from forebay.testing.disk import SimulatedDisk, SimulatedFile
-from forebay.testing.invariants import check_log
+from forebay.testing.checks.invariants import check_log
+from forebay.testing.simulated.crashes import explore
+from forebay.testing.simulated.disk import SimulatedDisk, SimulatedFile
 from forebay.topics import Durability
 from forebay.wal.recovery.survey import Survey, survey
 from tests.wal.removals import delete, move_floor

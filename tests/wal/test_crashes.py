@@ -10,13 +10,13 @@ from typing import Final
 import pytest
 
 from forebay.errors import Unavailable
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.damage import CrashDamage
-from forebay.testing.invariants import (
+from forebay.testing.checks.invariants import (
     acks_follow_syncs,
     names_follow_bytes,
 )
-from forebay.testing.trace import Trace
+from forebay.testing.simulated.crashes import CrashState, explore
+from forebay.testing.simulated.damage import CrashDamage
+from forebay.testing.simulated.trace import Trace
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.soak import SOAK, sampled

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 import pytest
 
 from forebay.errors import ForebayError
-from forebay.testing.disk import ROOMY, SimulatedDisk
-from forebay.testing.history import Event, Reading, ShardEvents, read_everything
-from forebay.testing.invariants import Violation, check_log, damage_is_reported, recovery_is_stable
-from forebay.testing.trace import Image, Trace
+from forebay.testing.checks.history import Event, Reading, ShardEvents, read_everything
+from forebay.testing.checks.invariants import Violation, check_log, damage_is_reported, recovery_is_stable
+from forebay.testing.simulated.disk import ROOMY, SimulatedDisk
+from forebay.testing.simulated.trace import Image, Trace
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.soak import SOAK, sampled

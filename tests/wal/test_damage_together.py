@@ -22,8 +22,8 @@ from forebay.format.files.segment import HEADER_BYTES, SegmentHeader, decode_hea
 from forebay.format.frame.head import Kind
 from forebay.format.frame.scan import scan_frames
 from forebay.sealed import FRAME_BYTES_LIMIT
-from forebay.testing.history import ShardEvents
-from forebay.testing.invariants import Violation, check_log, damage_is_reported, nothing_fabricated
+from forebay.testing.checks.history import ShardEvents
+from forebay.testing.checks.invariants import Violation, check_log, damage_is_reported, nothing_fabricated
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.soak import sampled

@@ -10,12 +10,12 @@ from typing import Final
 import pytest
 
 from forebay.errors import ForebayError
-from forebay.testing.crashes import crash_states
-from forebay.testing.damage import CrashDamage
-from forebay.testing.faults import PlannedFault, plan_faults
-from forebay.testing.history import AppendOutcome, Reading, Troubled
-from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
-from forebay.testing.trace import Note
+from forebay.testing.checks.history import AppendOutcome, Reading, Troubled
+from forebay.testing.checks.invariants import Violation, check_log, healthy_or_read_only
+from forebay.testing.simulated.crashes import crash_states
+from forebay.testing.simulated.damage import CrashDamage
+from forebay.testing.simulated.faults import PlannedFault, plan_faults
+from forebay.testing.simulated.trace import Note
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.soak import sampled

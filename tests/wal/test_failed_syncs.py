@@ -8,9 +8,9 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.records import Gap, Reason
-from forebay.testing.crashes import crash_states, explore
-from forebay.testing.damage import CrashDamage
-from forebay.testing.invariants import check_log, promises_follow_syncs
+from forebay.testing.checks.invariants import check_log, promises_follow_syncs
+from forebay.testing.simulated.crashes import crash_states, explore
+from forebay.testing.simulated.damage import CrashDamage
 from forebay.topics import Durability
 from forebay.wal.readonly import FollowedLog
 from tests.wal.checks import recover_and_go_on

@@ -12,8 +12,8 @@ import pytest
 from forebay.appends.ticket import Ticket
 from forebay.disk.system import SystemDisk
 from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Moved, Unavailable
-from forebay.testing.history import AppendAnswered, AppendOutcome, Begun, Event, ShardEvents
-from forebay.testing.invariants import check_log
+from forebay.testing.checks.history import AppendAnswered, AppendOutcome, Begun, Event, ShardEvents
+from forebay.testing.checks.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.log import LogPhase, LogState
 from forebay.wal.recovery.resume import Start

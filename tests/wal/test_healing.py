@@ -10,8 +10,8 @@ import pytest
 
 from forebay.errors import Indeterminate, Unavailable
 from forebay.records import Gap, Reason
-from forebay.testing.history import AppendOutcome, Troubled
-from forebay.testing.invariants import check_log
+from forebay.testing.checks.history import AppendOutcome, Troubled
+from forebay.testing.checks.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.scan import LogScan
 from forebay.wal.writer import ActiveFile

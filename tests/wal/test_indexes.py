@@ -27,7 +27,7 @@ from forebay.format.index.sections import (
 )
 from forebay.sealed import INDEX_BYTES_FRONT, INDEX_BYTES_WHOLE, SealedSegment
 from forebay.settings import WalSettings
-from forebay.testing.disk import SimulatedDisk, SimulatedFile
+from forebay.testing.simulated.disk import SimulatedDisk, SimulatedFile
 from forebay.topics import Durability
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.sealing import index_of

@@ -15,10 +15,10 @@ from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.errors import Unavailable
 from forebay.storage.acks import Ack
-from forebay.testing.crashes import crash_states
-from forebay.testing.damage import CrashDamage
-from forebay.testing.history import AppendOutcome, Troubled
-from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
+from forebay.testing.checks.history import AppendOutcome, Troubled
+from forebay.testing.checks.invariants import Violation, check_log, healthy_or_read_only
+from forebay.testing.simulated.crashes import crash_states
+from forebay.testing.simulated.damage import CrashDamage
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.soak import SOAK

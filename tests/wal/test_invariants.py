@@ -7,8 +7,7 @@ from typing import Final
 import pytest
 
 from forebay.records import Gap, Reason
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import (
+from forebay.testing.checks.history import (
     NOTE,
     AppendAnswered,
     AppendOutcome,
@@ -20,7 +19,7 @@ from forebay.testing.history import (
     ShardEvents,
     Synced,
 )
-from forebay.testing.invariants import (
+from forebay.testing.checks.invariants import (
     acks_follow_syncs,
     bounded,
     check_log,
@@ -32,6 +31,7 @@ from forebay.testing.invariants import (
     readings_agree,
     recovery_is_stable,
 )
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.topics import Durability
 
 FSYNC, DISK, MEMORY, EPHEMERAL = Durability.FSYNC, Durability.DISK, Durability.MEMORY, Durability.EPHEMERAL

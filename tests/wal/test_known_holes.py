@@ -10,11 +10,11 @@ import pytest
 
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
-from forebay.testing.crashes import crash_states
-from forebay.testing.damage import CrashDamage
-from forebay.testing.history import AppendOutcome, Reading
-from forebay.testing.invariants import bounded, check_log
-from forebay.testing.trace import Sync
+from forebay.testing.checks.history import AppendOutcome, Reading
+from forebay.testing.checks.invariants import bounded, check_log
+from forebay.testing.simulated.crashes import crash_states
+from forebay.testing.simulated.damage import CrashDamage
+from forebay.testing.simulated.trace import Sync
 from forebay.topics import Durability
 from forebay.wal.files import LogFile, SealedFile
 from tests.wal.rig import DIRECTORY, SMALL, Rig, Simulated, after, simulated

@@ -23,7 +23,7 @@ from forebay.format.control.frames import WindowEntry
 from forebay.format.files.segment import segment_name
 from forebay.format.frame.batch import encode_data_frame
 from forebay.meter import ShardCounts
-from forebay.testing.disk import SimulatedDisk
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
 from forebay.wal.tail import CacheBudget, CachedFrame, TailCache

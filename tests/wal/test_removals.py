@@ -12,10 +12,10 @@ from forebay.errors import Fenced, Indeterminate, Unavailable
 from forebay.format.control.frames import Floor
 from forebay.format.control.offsets import OffsetSet
 from forebay.records import Reason
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.history import Reading
-from forebay.testing.invariants import Violation, check_log
-from forebay.testing.trace import Note
+from forebay.testing.checks.history import Reading
+from forebay.testing.checks.invariants import Violation, check_log
+from forebay.testing.simulated.crashes import CrashState, explore
+from forebay.testing.simulated.trace import Note
 from forebay.topics import Durability
 from forebay.wal.removals import Removals
 from tests.ledger import Ledger

@@ -18,8 +18,8 @@ from forebay.inspection.findings import Report, Severity
 from forebay.inspection.segments import SegmentExam
 from forebay.records import Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
-from forebay.testing.disk import ROOMY, SimulatedDisk
-from forebay.testing.trace import Image, Trace
+from forebay.testing.simulated.disk import ROOMY, SimulatedDisk
+from forebay.testing.simulated.trace import Image, Trace
 from forebay.topics import Durability
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.removals import KINDS, Removals

@@ -15,8 +15,8 @@ from forebay.disk.system import SystemDisk
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.shard.tiers import LocalLog
-from forebay.testing.crashes import explore
-from forebay.testing.history import AppendOutcome
+from forebay.testing.checks.history import AppendOutcome
+from forebay.testing.simulated.crashes import explore
 from forebay.topics import Durability
 from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from forebay.appends.ticket import Ticket
-from forebay.testing.crashes import crash_states
-from forebay.testing.history import AppendOutcome, Troubled
-from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
+from forebay.testing.checks.history import AppendOutcome, Troubled
+from forebay.testing.checks.invariants import Violation, check_log, healthy_or_read_only
+from forebay.testing.simulated.crashes import crash_states
 from forebay.topics import Durability
 from forebay.wal.log import Wal
 from tests.ledger import Ledger

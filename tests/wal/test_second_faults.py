@@ -11,8 +11,8 @@ import pytest
 from forebay.appends.queue import AppendQueue
 from forebay.appends.ticket import Ticket
 from forebay.errors import Fenced, Indeterminate
-from forebay.testing.history import AppendOutcome, Troubled
-from forebay.testing.invariants import check_log
+from forebay.testing.checks.history import AppendOutcome, Troubled
+from forebay.testing.checks.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.log import LogPhase, Wal
 from forebay.wal.tail import LiveFile

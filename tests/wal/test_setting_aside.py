@@ -10,9 +10,9 @@ import pytest
 from forebay.format.metadata.descriptor import ShardState
 from forebay.records import Gap, Reason
 from forebay.shard import RecoveryDecision, Situation, decide
-from forebay.testing.crashes import CrashState, explore
-from forebay.testing.history import AppendOutcome
-from forebay.testing.invariants import names_follow_bytes
+from forebay.testing.checks.history import AppendOutcome
+from forebay.testing.checks.invariants import names_follow_bytes
+from forebay.testing.simulated.crashes import CrashState, explore
 from forebay.topics import Durability
 from forebay.wal.recovery.resume import ASIDE, Start, set_aside
 from forebay.wal.recovery.survey import Survey

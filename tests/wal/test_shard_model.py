@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from forebay.errors import Conflict
-from forebay.testing.crashes import crash_states
-from forebay.testing.damage import CrashDamage
-from forebay.testing.history import AppendOutcome
-from forebay.testing.invariants import check_log, readings_agree
+from forebay.testing.checks.history import AppendOutcome
+from forebay.testing.checks.invariants import check_log, readings_agree
+from forebay.testing.simulated.crashes import crash_states
+from forebay.testing.simulated.damage import CrashDamage
 from forebay.topics import Durability
 from tests.support.soak import SOAK
 from tests.wal.rig import Rig, Simulated, simulated, stage

@@ -14,9 +14,9 @@ from forebay.reading import Cursor
 from forebay.records import Gap, Reason
 from forebay.shard import Situation, decide
 from forebay.shard.tiers import NoHistory, Tiers
-from forebay.testing.crashes import explore
-from forebay.testing.history import AppendOutcome, Reading
-from forebay.testing.invariants import names_follow_bytes, stream_is_gapless
+from forebay.testing.checks.history import AppendOutcome, Reading
+from forebay.testing.checks.invariants import names_follow_bytes, stream_is_gapless
+from forebay.testing.simulated.crashes import explore
 from forebay.topics import Durability
 from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog

@@ -12,8 +12,8 @@ import pytest
 
 from forebay.disk.system import SystemDisk
 from forebay.errors import Unavailable
-from forebay.testing.history import AppendAnswered, AppendOutcome, Begun, Event, Reading, ShardEvents
-from forebay.testing.invariants import check_log, stream_is_gapless
+from forebay.testing.checks.history import AppendAnswered, AppendOutcome, Begun, Event, Reading, ShardEvents
+from forebay.testing.checks.invariants import check_log, stream_is_gapless
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.soak import SOAK

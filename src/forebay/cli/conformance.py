@@ -40,7 +40,7 @@ def conformance(
         import httpx
 
         from forebay.cli.brokers import TOKEN_VARIABLE
-        from forebay.testing.conformance import run_checks
+        from forebay.testing.checks.conformance import run_checks
     except ImportError as error:
         raise Unsupported(f'this needs packages that are not here ({error.name}): pip install "forebay[client]"') from (
             error

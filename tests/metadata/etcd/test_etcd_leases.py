@@ -19,9 +19,9 @@ from forebay.metadata.etcd import EtcdMetadata
 from forebay.metadata.etcd.leases import EtcdSession, Leases
 from forebay.metadata.etcd.refusals import Refused
 from forebay.metadata.etcd.wire import Request
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.metadata.etcd.conftest import OpenStore
 from tests.metadata.etcd.proxy import Proxy
 from tests.support.etcd import Cluster

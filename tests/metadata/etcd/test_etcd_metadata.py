@@ -25,9 +25,9 @@ from forebay.metadata import (
 from forebay.metadata.etcd import EtcdMetadata, store, watch
 from forebay.metadata.etcd.gateway import Gateway, ReplyStream
 from forebay.metadata.etcd.wire import Request
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain, keys_under, put
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.metadata.etcd.conftest import OpenStore
 from tests.support.etcd import Cluster, text
 from tests.support.waiting import PATIENCE, until

@@ -23,7 +23,7 @@ from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
 from forebay.spark.tables.catalog import open_catalog
 from forebay.spark.writing.delivery import deliver
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from tests.ledger import Ledger
 from tests.spark.topics import SETTINGS
 

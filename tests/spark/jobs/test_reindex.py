@@ -19,7 +19,7 @@ from forebay.inspection.segments import without_lookups
 from forebay.spark.jobs import reindex, scrub
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import Opened, opened
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef
 from tests.cli.rig import flip
 from tests.inspection.exported import KEYS, Exported

@@ -18,8 +18,8 @@ from forebay.spark.jobs.report import JobReport, refs_at
 from forebay.spark.jobs.resume import Notes
 from forebay.spark.place.location import Location
 from forebay.spark.place.opening import opened
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.cli.rig import flip
 from tests.inspection.exported import KEYS, Exported
 from tests.ledger import Ledger

@@ -25,8 +25,8 @@ from forebay.settings import (
 )
 from forebay.shard import SegmentShard
 from forebay.storage import Storage, Topic
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.support.servers import s3_settings
 
 TOPIC: Final = "shop/orders"

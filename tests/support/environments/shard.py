@@ -20,11 +20,11 @@ from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.records import Gap
 from forebay.settings import WalSettings
 from forebay.shard import SegmentShard
-from forebay.testing.clock import ManualClock
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import AppendAnswered, AppendOutcome, Begun
-from forebay.testing.history import ShardEvents as Acked
-from forebay.testing.moves import RecordingMetadata
+from forebay.testing.checks.history import AppendAnswered, AppendOutcome, Begun
+from forebay.testing.checks.history import ShardEvents as Acked
+from forebay.testing.checks.moves import RecordingMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import SimulatedDisk
 from forebay.topics import Durability, ShardRef, TopicName, TopicSpec
 
 TOPIC: Final = "ab" * 16

@@ -24,11 +24,11 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.ownership import OwnerSession
 from forebay.storage.owner import ROCKSDB
-from forebay.testing.clock import ManualClock
-from forebay.testing.disk import SimulatedDisk
-from forebay.testing.metadata import FaultyMetadata
-from forebay.testing.moves import Operations, RecordingMetadata
-from forebay.testing.trace import Note
+from forebay.testing.checks.moves import Operations, RecordingMetadata
+from forebay.testing.simulated.clock import ManualClock
+from forebay.testing.simulated.disk import SimulatedDisk
+from forebay.testing.simulated.metadata import FaultyMetadata
+from forebay.testing.simulated.trace import Note
 from forebay.topics import ShardRef, TopicName
 
 NAME: Final = TopicName("shop", "orders")

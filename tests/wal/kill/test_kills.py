@@ -19,8 +19,8 @@ import msgspec
 import pytest
 
 from forebay.disk.system import SystemDisk
-from forebay.testing.history import AppendAnswered, AppendOutcome, Begun, Event, Reading, ShardEvents
-from forebay.testing.invariants import check_log
+from forebay.testing.checks.history import AppendAnswered, AppendOutcome, Begun, Event, Reading, ShardEvents
+from forebay.testing.checks.invariants import check_log
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.support.soak import SOAK

@@ -17,8 +17,8 @@ from forebay.engines.by_name import NewRecord
 from forebay.errors import Invalid
 from forebay.pages import Page
 from forebay.records import OFFSET_MAX, Gap, Record
-from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import PAGES_MAX, NamedEngine, values_of
+from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import ShardRef
 
 TAGS = ("a", "a/b", "a/", "/a", "aa", "A", "á", "a\0", "a\0b", "t" * 300, "t" * 299 + "u")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.invariants import Violation
 
 
 class StoredCursor(NamedTuple):

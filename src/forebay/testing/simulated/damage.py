@@ -10,8 +10,8 @@ import enum
 import random  # noqa: TID251  # seeded by the caller: the same states again
 from collections.abc import Callable, Iterator, Sequence
 
-from forebay.testing.durability import ByteChange, ByteOperation, WriteStanding, replay
-from forebay.testing.trace import TracedWrite
+from forebay.testing.simulated.durability import ByteChange, ByteOperation, WriteStanding, replay
+from forebay.testing.simulated.trace import TracedWrite
 
 SECTOR = 512
 

@@ -31,7 +31,7 @@ from forebay.blobs.seam import (
 from forebay.clock import Clock
 from forebay.errors import Closed, Indeterminate, Unavailable, Unsupported
 from forebay.records import Bytes
-from forebay.testing.clock import ManualClock
+from forebay.testing.simulated.clock import ManualClock
 
 T = TypeVar("T")
 

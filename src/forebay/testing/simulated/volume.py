@@ -10,9 +10,9 @@ import errno
 from collections import Counter
 
 from forebay.records import Bytes
-from forebay.testing import trace
-from forebay.testing.clock import STARTED_MS
-from forebay.testing.trace import ROOT, Image
+from forebay.testing.simulated import trace
+from forebay.testing.simulated.clock import STARTED_MS
+from forebay.testing.simulated.trace import ROOT, Image
 
 
 class Content:

@@ -30,8 +30,8 @@ from forebay.format.frame.scan import scan_frames
 from forebay.format.metadata.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.records import OFFSET_MAX, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, SealedIndex, decoded_index
-from forebay.testing.history import ShardEvents
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.history import ShardEvents
+from forebay.testing.checks.invariants import Violation
 
 Fetch: TypeAlias = Callable[[SegmentDescriptor, str], bytes | None]
 """What lies under a key in the store that the descriptor names; `None` if nothing does, or another object."""

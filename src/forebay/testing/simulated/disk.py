@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from forebay.records import Bytes
-from forebay.testing import trace
-from forebay.testing.clock import STARTED_MS
-from forebay.testing.durability import DiskState
-from forebay.testing.faults import Call, Fault, Faults, Match, PlannedFault
-from forebay.testing.trace import ROOT, Image, Note, Operation, Trace
-from forebay.testing.volume import Content, Volume
+from forebay.testing.simulated import trace
+from forebay.testing.simulated.clock import STARTED_MS
+from forebay.testing.simulated.durability import DiskState
+from forebay.testing.simulated.faults import Call, Fault, Faults, Match, PlannedFault
+from forebay.testing.simulated.trace import ROOT, Image, Note, Operation, Trace
+from forebay.testing.simulated.volume import Content, Volume
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ import enum
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from forebay.testing import trace
-from forebay.testing.trace import ROOT, Image, Operation, TracedWrite, Truncate
+from forebay.testing.simulated import trace
+from forebay.testing.simulated.trace import ROOT, Image, Operation, TracedWrite, Truncate
 
 ByteOperation: TypeAlias = TracedWrite | Truncate
 Names: TypeAlias = dict[int, dict[str, int]]

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from forebay.testing.damage import CrashDamage, DamagedFile, cuts
-from forebay.testing.disk import ROOMY, SimulatedDisk
-from forebay.testing.durability import DiskState, NameChange, Names, reachable, replay
-from forebay.testing.trace import ROOT, Image, Note, Trace, TracedWrite
+from forebay.testing.simulated.damage import CrashDamage, DamagedFile, cuts
+from forebay.testing.simulated.disk import ROOMY, SimulatedDisk
+from forebay.testing.simulated.durability import DiskState, NameChange, Names, reachable, replay
+from forebay.testing.simulated.trace import ROOT, Image, Note, Trace, TracedWrite
 
 T = TypeVar("T")
 Outcomes: TypeAlias = Mapping[int, Iterable[bytes]]

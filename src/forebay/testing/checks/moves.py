@@ -18,7 +18,7 @@ from forebay.format.metadata.descriptor import Cur, DescriptorKind, Phase, Segme
 from forebay.format.metadata.value import decode_value
 from forebay.metadata import Compare, Entry, MemoryMetadata, MetadataStore, Operation, Outcome, Put, Session, Watch
 from forebay.records import Gap
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.invariants import Violation
 
 Operations = tuple[Operation, ...]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from forebay.errors import Indeterminate
 from forebay.metadata import Compare, Entry, MemoryMetadata, MetadataStore, Operation, Outcome
 from forebay.metadata.memory import MemoryState
-from forebay.testing.invariants import Violation
+from forebay.testing.checks.invariants import Violation
 
 Report: TypeAlias = Callable[[object], None]
 Program: TypeAlias = Callable[[MetadataStore, Report], None]

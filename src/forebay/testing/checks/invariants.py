@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 from forebay.format.frame.head import HEADER
 from forebay.records import Gap, Reason
-from forebay.testing import trace as traces
-from forebay.testing.durability import DiskState as DiskModel
-from forebay.testing.durability import FileLedger, WriteStanding
-from forebay.testing.history import Append, AppendAnswered, AppendOutcome, Reading, ShardEvents, Synced
-from forebay.testing.trace import Trace
+from forebay.testing.checks.history import Append, AppendAnswered, AppendOutcome, Reading, ShardEvents, Synced
+from forebay.testing.simulated import trace as traces
+from forebay.testing.simulated.durability import DiskState as DiskModel
+from forebay.testing.simulated.durability import FileLedger, WriteStanding
+from forebay.testing.simulated.trace import Trace
 from forebay.topics import Durability
 
 
