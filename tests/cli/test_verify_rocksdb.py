@@ -26,7 +26,7 @@ from forebay.engines.rocksdb.layout import (
     with_offset,
 )
 from forebay.inspection import Report
-from forebay.inspection.database import verify_database
+from forebay.inspection.verify.database import verify_database
 from forebay.records import Reason
 from tests.cli.rig import Outcome, Shell, flip, snapshot
 from tests.ledger import Ledger

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forebay.format.metadata.descriptor import ShardState
-from forebay.inspection import shard as shard_room
 from forebay.inspection.directory import ExpectedShard
-from forebay.inspection.shard import verify_shard
+from forebay.inspection.verify import shard as shard_room
+from forebay.inspection.verify.shard import verify_shard
 from forebay.topics import Durability
 from tests.wal.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, simulated, spec_of
 

@@ -13,7 +13,7 @@ from forebay.format.metadata.descriptor import ShardState
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import Finding, Severity
 from forebay.inspection.repair import repair_shard
-from forebay.inspection.shard import verify_shard
+from forebay.inspection.verify.shard import verify_shard
 from forebay.testing.checks.history import Reading
 from forebay.testing.simulated.clock import ManualClock
 from forebay.testing.simulated.crashes import CrashState, explore

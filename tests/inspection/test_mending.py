@@ -20,11 +20,11 @@ from forebay.format.columns.rows import Columns, encode_columns
 from forebay.format.files.segment import index_name
 from forebay.format.index.sections import decode_index, encode_index
 from forebay.inspection.directory import ExpectedShard
-from forebay.inspection.mending import HistoryMending
-from forebay.inspection.recorded import HistoryPlaces
+from forebay.inspection.history.catalog import HistoryPlaces
 from forebay.inspection.repair import repair_shard
-from forebay.inspection.shard import verify_shard
+from forebay.inspection.repair.history import HistoryMending
 from forebay.inspection.steps import CHANGES, Step
+from forebay.inspection.verify.shard import verify_shard
 from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.metadata import Put
 from forebay.places import Stores

@@ -9,9 +9,9 @@ from forebay.directory import FORMAT, LogDirectory, Marker
 from forebay.disk import Disk
 from forebay.format.files.segment import index_name
 from forebay.inspection.directory import ExpectedShard
-from forebay.inspection.recorded import HistoryPlaces
+from forebay.inspection.history.catalog import HistoryPlaces
 from forebay.inspection.repair import repair_shard
-from forebay.inspection.shard import verify_shard
+from forebay.inspection.verify.shard import verify_shard
 from forebay.places import Stores
 from forebay.settings import Settings, StorageSettings
 from forebay.topics import TopicName, TopicSpec

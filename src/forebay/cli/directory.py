@@ -39,7 +39,7 @@ def known_topic(run: Invocation, name: str | None) -> TopicName | None:
 def pieces_of(found: Inspected, place: ExpectedShard, disk: Disk) -> Iterator[TierPiece]:
     """Everything that a shard has, as far as this directory and the catalog know."""
     from forebay.catalog import ShardKeys
-    from forebay.inspection.recorded import recorded
+    from forebay.inspection.history.catalog import recorded
     from forebay.storage.usage import files_of, objects_of
 
     yield from files_of(disk, place.directory)

@@ -197,7 +197,7 @@ def _gap(gap: Gap) -> Item:
 
 
 def _columns(disk: Disk, path: str, *, records: bool) -> Iterator[Item]:
-    from forebay.inspection.columns import dump_columns  # noqa: PLC0415 - it brings Arrow
+    from forebay.inspection.history.parquet import dump_columns  # noqa: PLC0415 - it brings Arrow
 
     with contextlib.closing(disk.open(path)) as file:
         try:

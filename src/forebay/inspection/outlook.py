@@ -9,7 +9,7 @@ from forebay.catalog import ShardKeys
 from forebay.disk import Disk
 from forebay.errors import ForebayError
 from forebay.inspection.directory import ExpectedShard, Inspected
-from forebay.inspection.recorded import recorded
+from forebay.inspection.history.catalog import recorded
 from forebay.places import is_local
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, Situation, decide

@@ -27,7 +27,7 @@ from forebay.format.frame.batch import Batch, decode
 from forebay.format.frame.head import FrameHead, Verdict
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.inspection.directory import Inspected, look, metadata_of
-from forebay.inspection.recorded import HistoryPlaces
+from forebay.inspection.history.catalog import HistoryPlaces
 from forebay.places import Stores, is_local
 from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
 from forebay.storage import Storage, Topic

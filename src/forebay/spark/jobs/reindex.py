@@ -25,7 +25,7 @@ from forebay.format.index import sections as index_format
 from forebay.format.index.sections import SectionKind
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection.findings import Report as Exam
-from forebay.inspection.objects import ObjectExam
+from forebay.inspection.history.objects import ObjectExam
 from forebay.places import is_private
 from forebay.spark.jobs.report import JobProgress, JobReport, JobShard, findings_of, parts_of, refs_at, summed
 from forebay.spark.jobs.units import spread

@@ -21,12 +21,12 @@ from forebay.directory import LogDirectory
 from forebay.disk import SystemDisk
 from forebay.errors import Invalid
 from forebay.format.metadata.descriptor import SegmentDescriptor
-from forebay.inspection.copies import HistoryExam
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.inspection.findings import Report as Exam
-from forebay.inspection.objects import ObjectExam
-from forebay.inspection.recorded import HistoryPlaces, judge
+from forebay.inspection.history.catalog import HistoryPlaces, judge
+from forebay.inspection.history.exam import HistoryExam
+from forebay.inspection.history.objects import ObjectExam
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.steps import Action, Step
 from forebay.spark.jobs.report import Figure, JobProgress, JobReport, JobShard, findings_of, parts_of, refs_at, summed

@@ -21,8 +21,8 @@ from forebay.format.metadata.keys import state_key, topics_prefix
 from forebay.format.metadata.value import decode_value
 from forebay.inspection.directory import Inspected
 from forebay.inspection.findings import INSTALL, UPGRADE, Report, Severity
-from forebay.inspection.recorded import METADATA
-from forebay.inspection.shard import LOOKS, Progress
+from forebay.inspection.history.catalog import METADATA
+from forebay.inspection.verify.shard import LOOKS, Progress
 from forebay.metadata import MetadataStore
 from forebay.storage.owner import ROCKSDB
 from forebay.topics import Engine, TopicName, TopicSpec

@@ -24,12 +24,12 @@ from forebay.format.frame.head import Verdict
 from forebay.format.index import sections as index_format
 from forebay.inspection.directory import ExpectedShard, inspected, metadata_of
 from forebay.inspection.findings import Report, Severity
-from forebay.inspection.mending import HistoryMending, Mended
-from forebay.inspection.recorded import HistoryPlaces
+from forebay.inspection.history.catalog import HistoryPlaces
+from forebay.inspection.repair.history import HistoryMending, Mended
 from forebay.inspection.segments import RESTORE, SegmentExam, StoredIndex
-from forebay.inspection.shard import Progress
 from forebay.inspection.steps import CHANGES, Action, Aside, Step
 from forebay.inspection.verify import object_bytes, segment_bytes
+from forebay.inspection.verify.shard import Progress
 from forebay.places import Stores
 from forebay.settings import Settings, WalSettings
 from forebay.topics import TopicName

@@ -14,11 +14,11 @@ from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.files.segment import parse_segment_name
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.format.metadata.value import decode_value
-from forebay.inspection.database import database_bytes, verify_database
 from forebay.inspection.directory import ExpectedShard, Inspected, inspected, metadata_of
 from forebay.inspection.findings import UPGRADE, Report, Severity
-from forebay.inspection.recorded import METADATA, HistoryPlaces
-from forebay.inspection.shard import Progress, verify_shard
+from forebay.inspection.history.catalog import METADATA, HistoryPlaces
+from forebay.inspection.verify.database import database_bytes, verify_database
+from forebay.inspection.verify.shard import Progress, verify_shard
 from forebay.metadata import MetadataStore, SqliteMetadata
 from forebay.places import Stores, is_local
 from forebay.settings import Settings

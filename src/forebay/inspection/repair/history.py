@@ -21,15 +21,15 @@ from forebay.format.files.segment import HEADER_BYTES, decode_header, index_name
 from forebay.format.frame.head import Verdict
 from forebay.format.index import sections as index_format
 from forebay.format.metadata.descriptor import DescriptorKind
-from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import Report
-from forebay.inspection.listed import ListedEtags
-from forebay.inspection.objects import ObjectCopy, catalogued_index
-from forebay.inspection.recorded import HistoryPlaces
+from forebay.inspection.history.catalog import HistoryPlaces
+from forebay.inspection.history.exam import HistoryExam, LocalFiles
+from forebay.inspection.history.objects import ObjectCopy, catalogued_index
+from forebay.inspection.repair.manifests import ListedEtags
 from forebay.inspection.segments import log_file
-from forebay.inspection.shard import Progress, ShardExam
 from forebay.inspection.steps import CHANGES, Action, Aside, Step
+from forebay.inspection.verify.shard import Progress, ShardExam
 from forebay.wal.recovery.survey import TEMPORARY_SUFFIX
 from forebay.wal.sealing import index_of
 

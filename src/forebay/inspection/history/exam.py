@@ -19,8 +19,8 @@ from forebay.format.files.segment import parse_segment_name
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import REACH, Finding, Report, Severity
-from forebay.inspection.objects import RESTORE_OBJECT, ObjectCopy, ObjectExam
-from forebay.inspection.recorded import METADATA, HistoryPlaces, StoredHistory, judge, summary
+from forebay.inspection.history.catalog import METADATA, HistoryPlaces, StoredHistory, judge, summary
+from forebay.inspection.history.objects import RESTORE_OBJECT, ObjectCopy, ObjectExam
 from forebay.inspection.segments import REPAIR, RESTORE, Examined
 from forebay.manifests import ManifestReader
 

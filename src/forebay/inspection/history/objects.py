@@ -21,7 +21,7 @@ from forebay.format.index import sections as index_format
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import READABLE
 from forebay.inspection.findings import UPGRADE, Report, Severity
-from forebay.inspection.recorded import METADATA
+from forebay.inspection.history.catalog import METADATA
 from forebay.inspection.segments import REPAIR, SEALED_SO, damaged_places, log_file, without_lookups
 from forebay.places import Stores
 from forebay.records import Reason
@@ -212,7 +212,7 @@ class ObjectExam:
             self._exchanged(copy, footer.content_hash.hex())
 
     def _columns(self, copy: ObjectCopy, store: BlobStore, size: int, *, fits: bool) -> None:
-        from forebay.inspection.columns import walked_columns  # noqa: PLC0415 - it brings Arrow
+        from forebay.inspection.history.parquet import walked_columns  # noqa: PLC0415 - it brings Arrow
 
         source = _ObjectBytes(store, copy.descriptor.object_key, size, copy.where)
         found = walked_columns(copy.descriptor, source.read_at, size, copy.stored_index)

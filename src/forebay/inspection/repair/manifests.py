@@ -11,7 +11,7 @@ from forebay import manifests
 from forebay.catalog.shard import Piece
 from forebay.errors import Conflict, ForebayError
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.inspection.recorded import HistoryPlaces
+from forebay.inspection.history.catalog import HistoryPlaces
 
 
 class Unlisted(NamedTuple):

@@ -17,10 +17,10 @@ from forebay.format.files.live import LIVE_BYTES, Live, decode_live
 from forebay.format.files.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, parse_segment_name, segment_name
 from forebay.format.frame.head import Verdict
 from forebay.format.metadata.descriptor import Phase, ShardState
-from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import UPGRADE, Report, Severity
-from forebay.inspection.recorded import METADATA, HistoryPlaces, StoredHistory
+from forebay.inspection.history.catalog import METADATA, HistoryPlaces, StoredHistory
+from forebay.inspection.history.exam import HistoryExam, LocalFiles
 from forebay.inspection.segments import REPAIR, RESTORE, Examined, SegmentExam
 from forebay.wal.files import read_footer
 from forebay.wal.recovery.resume import ASIDE
