@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from forebay.catalog import ShardCatalog, StoredState, decode_state, read_state
 from forebay.cleanup.moved_shards import clear_away, drop_history, remove_files
 from forebay.clock import Clock
@@ -77,6 +79,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         self.places = places
         self.bounds = bounds or MemoryBounds.of(settings.runtime, clock)
         self._settings = settings
+        # Where exports wait for sealed files, also the smallest is sealed at its age.
+        self._log_settings = replace(settings.wal, rotate_bytes_min=0) if settings.is_shared else settings.wal
         self._disk = disk
         self._clock = clock
         self._metadata = metadata
@@ -422,7 +426,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             shard = SegmentShard.open(
                 ref,
                 self.directory_of(ref),
-                self._settings.wal_of_shards,
+                self._log_settings,
                 disk=self._disk,
                 clock=self._clock,
                 before=before,

@@ -108,11 +108,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Whether history lies where others can go on with it."""
         return self.storage.mode != "local"
 
-    @property
-    def wal_of_shards(self) -> WalSettings:
-        """The settings of logs. Where exports wait for sealed files, also the smallest is sealed at its age."""
-        return msgspec.structs.replace(self.wal, rotate_bytes_min=0) if self.is_shared else self.wal
-
     @classmethod
     def load(
         cls,
