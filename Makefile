@@ -50,10 +50,10 @@ test: $(READY) ## every check there is: lint, format, types, import contracts, d
 	@$(MAKE) --no-print-directory --jobs=2 $(READY_SERVERS) $(READY_SPARK)
 	@tools/run_tests.sh all
 
-check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that are neither slow nor Spark
+check: $(READY) ## the quick checks: lint, types, contracts, tests that are neither slow nor Spark
 	@tools/run_tests.sh quick
 
-pythons: $(READY_SERVERS) ## the quick tests with Python 3.12 and 3.13, as far as they are on this machine
+pythons: $(READY) ## the quick tests with Python 3.12 and 3.13, as far as they are on this machine
 	@tools/other_pythons.sh
 
 soak: $(READY_SERVERS) $(READY_SPARK) ## the randomised tests again, for long

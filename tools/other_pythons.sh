@@ -26,7 +26,6 @@ for interpreter in "${interpreters[@]}"; do
     version=$("$interpreter" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     home=.venv/python$version
     if [ ! -x "$home/bin/python" ]; then "$interpreter" -m venv "$home"; fi
-    for servers in servers azurite; do ln -sfn "../$servers" "$home/$servers"; done
     install=("$home/bin/python" -m pip install --quiet --disable-pip-version-check)
     "${install[@]}" --require-hashes -r requirements-build.lock
     "${install[@]}" --require-hashes --no-build-isolation -r requirements.lock
