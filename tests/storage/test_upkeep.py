@@ -577,3 +577,91 @@ def test_a_rotation_gets_through_between_syncs_that_follow_one_another(tmp_path:
             topic.append(b"%d" % number)
             topic.rotate()
         assert values(topic.read()) == [b"%d" % number for number in range(100)]
+
+
+def test_what_was_acknowledged_is_synced_although_the_call_for_it_was_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C in a thread that writes for others: their records were acknowledged, and no sync was due."""
+    clock, disk = ManualClock(), WatchedDisk()
+    settings = Settings.load(overrides={"wal": {"free_bytes_min": 0}})
+    worker = SyncWorker(disk, clock, str(tmp_path), settings.runtime, hand_on=lambda shard: None, relieve=lambda: None)
+    interrupts = [KeyboardInterrupt()]
+
+    def wake(shard_id: str) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        worker.wake(shard_id)
+
+    home = SegmentHome(disk, str(tmp_path), "disk", settings=settings, clock=clock, on_dirty=wake)
+    maintenance = InsideSync(worker).take_over()
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    other = shard.stage_one(_entry(), 17)
+    with pytest.raises(KeyboardInterrupt):
+        shard.acknowledge(shard.stage_one(_entry(), 17))
+    assert shard.acknowledge(other) == 0
+
+    clock.advance(1.001)
+    maintenance.step()
+
+    assert shard.offsets().durable == 2
+    engine.close()
+
+
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_a_log_that_stops_is_looked_at_although_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_fenced: bool
+) -> None:
+    """Ctrl-C while the stop was logged: nothing gave the shard up, or healed it, before its next work was due."""
+    settings = Settings.load(overrides={"wal": {"free_bytes_min": 0}})
+    maintenance, home, _ = stepped(tmp_path, "disk", settings)
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    looked_at: list[SegmentShard] = []
+    maintenance.replace_follow_up(looked_at.append)
+    shard.acknowledge(shard.stage_one(_entry(), 17))
+    active = shard.wal.writer.active
+    assert active is not None
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("forebay.wal.log.logger.error", interrupt)
+        if is_fenced:
+            shard.wal.fence("another owner has it")
+        else:
+            shard.wal.fail_file(active, OSError(5, "input/output error"))
+    maintenance.step()
+
+    assert looked_at == [shard]
+    engine.close()
+
+
+def test_a_file_that_was_left_is_sealed_although_the_rotation_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C once the new file was there: the one before it waited for the next append."""
+    maintenance, home, clock = stepped(tmp_path, "disk", Settings.load(overrides={"wal": {"free_bytes_min": 0}}))
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    shard.acknowledge(shard.stage_one(_entry(), 17))
+    for _ in range(4):
+        clock.advance(2)
+        maintenance.step()
+    assert not maintenance.is_asked(shard)
+    asked: list[SegmentShard] = []
+    maintenance.replace_follow_up(lambda shard: asked.append(shard) if shard.upkeep.needs_mending else None)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shard.wal, "show", interrupt)
+        shard.wal.rotate()
+    maintenance.step()
+
+    assert asked == [shard]
+    engine.close()

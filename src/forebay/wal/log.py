@@ -400,12 +400,16 @@ class Wal:
 
     def rotate_locked(self) -> None:
         """Begin a new file, if the present one has records. The caller holds the commit lock."""
-        if self.writer.rotate():
-            self.counters.rotations += 1
-            self.show()
-            self.note_dirty()
-            # Also if it was dirty before: the file that was left is to be sealed.
-            self._on_dirty()
+        left = self.writer.active
+        try:
+            if self.writer.rotate():
+                self.counters.rotations += 1
+                self.show()
+                self.note_dirty()
+        finally:
+            if self.writer.active is not left:
+                # Also if it was dirty before, or an interrupt (Ctrl-C) came: the file that was left is to be sealed.
+                self._on_dirty()
 
     # Deleting
 
@@ -505,6 +509,9 @@ class Wal:
         refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
         if not writer.in_doubt:
             self.queue.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
+            if writer.active is not None and writer.active.position != writer.active.synced:
+                # An interrupt (Ctrl-C) may have come between a publication and its note.
+                self.note_dirty()
             return refusal
         return self._stop(LogPhase.FAILED, reason, refusals(name, reason), self._skip_lost(self.head))
 
@@ -524,15 +531,18 @@ class Wal:
 
     def _stop(self, phase: LogPhase, reason: str, answers: Refusals, next_offset: int) -> ForebayError:
         """Take no appends any more, and answer all that wait; the answer to those that were being written."""
-        self._become(phase, reason, answers.later)
-        if phase is LogPhase.FENCED:
-            # The directory may be another owner's.
-            self.tail.live.end()
-        else:
-            self.show()
-        self.queue.fail(answers.written, answers.queued, next_offset)
-        logger.error("%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
-        self._on_dirty()
+        try:
+            self._become(phase, reason, answers.later)
+            if phase is LogPhase.FENCED:
+                # The directory may be another owner's.
+                self.tail.live.end()
+            else:
+                self.show()
+            self.queue.fail(answers.written, answers.queued, next_offset)
+            logger.error("%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
+        finally:
+            # Also after an interrupt (Ctrl-C): nothing else asks that the log is healed or given up.
+            self._on_dirty()
         return answers.written
 
     def _skip_lost(self, end: int) -> int:
