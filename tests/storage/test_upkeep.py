@@ -16,6 +16,7 @@ from forebay.disk import SyncFailedBefore
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.storage.background.seal import SealWorker
+from forebay.storage.background.segments import SegmentWorkers
 from forebay.storage.background.sync import SyncWorker
 from forebay.testing.inside import InsideSync, inside
 from forebay.testing.simulated.clock import ManualClock
@@ -664,4 +665,33 @@ def test_a_file_that_was_left_is_sealed_although_the_rotation_was_interrupted(
     maintenance.step()
 
     assert asked == [shard]
+    engine.close()
+
+
+def test_a_look_at_a_shard_that_was_only_opened_asks_for_no_offsets(tmp_path: Path) -> None:
+    """It may be looked at to be sealed: what was reserved then stayed so after a clean stop."""
+    shared = {"storage": {"mode": "shared_fs"}, "store": {"root": str(tmp_path / "store")}}
+    settings = Settings.load(overrides={**shared, "wal": {"free_bytes_min": 0}})
+    disk, clock = WatchedDisk(), ManualClock()
+    home = SegmentHome(disk, str(tmp_path), "disk", settings=settings, clock=clock)
+    engine = home.open().engine
+    shard = engine.open_shard(home.ref())
+    workers = SegmentWorkers(
+        disk,
+        clock,
+        str(tmp_path),
+        settings,
+        collect=lambda shard: None,
+        commit_soon=lambda shard: None,
+        on_lost=lambda shard: None,
+        relieve=lambda: None,
+    )
+    assert shard.wal.writer.wants_reservation and not shard.wal.writer.touched
+
+    workers.hand_on(shard)
+
+    begun = [thread.name for thread in threading.enumerate()]
+    for worker in workers.workers:
+        worker.stop()
+    assert "forebay-reserving" not in begun
     engine.close()

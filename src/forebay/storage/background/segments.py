@@ -80,7 +80,7 @@ class SegmentWorkers:
         if shard.upkeep.needs_mending:
             self.seal.ask(shard)
         self.history.notice(shard)
-        if shard.wal.writer.wants_reservation:
+        if shard.wal.writer.touched and shard.wal.writer.wants_reservation:
             self._reserving.ask(shard)
 
     def drop(self, shard_id: str) -> bool:
