@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,34 +12,45 @@ import msgspec
 
 from bench import report
 from bench.cases import CASES
-from bench.plan import LARGE, TOY, Plan, Sizes, scratch
+from bench.plan import LARGE, SHORT, TOY, Plan, Sizes, scratch
 from bench.results import Result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases named, or all."""
     options = _options(arguments)
-    sizes = TOY if options.toy else LARGE if options.large else Sizes()
+    if options.page:
+        report.write_page()
+        return 0
+    sizes = TOY if options.toy else SHORT if options.short else LARGE if options.large else Sizes()
     if options.rounds:
         sizes = replace(sizes, rounds=options.rounds)
-    begun = time.monotonic()
-    results: list[Result] = []
+    kept = not (options.toy or options.short or options.alone)
     with scratch(options.directory) as root:
         alone = options.alone or options.toy
         plan = Plan(sizes, Path(root), peers=not options.alone, servers=not alone)
         plan.say = _say if sys.stderr.isatty() else plan.say
         for name in options.cases or CASES:
-            for found in CASES[name](plan):
-                results.append(found)
-                if options.json:
-                    print(msgspec.json.encode(found).decode(), flush=True)
-    seconds = time.monotonic() - begun
-    if not options.json:
-        print(report.table(results))
-        print(f"{len(results)} figures in {seconds:.0f} s")
-    if not options.toy and not options.alone:
-        report.keep(results, seconds)
+            _run(plan, name, is_json=options.json, is_kept=kept)
+    if kept:
+        report.write_page()
     return 0
+
+
+def _run(plan: Plan, name: str, *, is_json: bool, is_kept: bool) -> None:
+    """Run a case, print it, and keep it at once: a later case that fails takes nothing away."""
+    clock = report.Clock(name)
+    results: list[Result] = []
+    for found in CASES[name](plan):
+        results.append(found)
+        if is_json:
+            print(msgspec.json.encode(found).decode(), flush=True)
+    run = clock.run(plan.sizes.rounds)
+    if not is_json:
+        print(report.table(results))
+        print(f"{name}: {len(results)} figures; {run}", flush=True)
+    if is_kept:
+        report.keep(results, run)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -50,6 +60,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--large", action="store_true", help="also a history of 100 million records")
     parser.add_argument("--alone", action="store_true", help="without peers; results are not kept")
     parser.add_argument("--toy", action="store_true", help="tiny sizes, no servers; results are not kept")
+    parser.add_argument("--short", action="store_true", help="small sizes, with all peers; results are not kept")
+    parser.add_argument("--page", action="store_true", help="run nothing: make the page from the results that are kept")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (5)")
     parser.add_argument("--directory", help="where to write; a temporary directory below it is used and removed")
     options = parser.parse_args(arguments)

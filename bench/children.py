@@ -22,6 +22,9 @@ from bench import exports, payload, stores
 from forebay.blobs import BlobStore
 from forebay.testing.inside import inside
 
+FEW_DESCRIPTORS = 128
+"""What a process that has many topics and uses few of them keeps open."""
+
 
 def run(name: str, *arguments: object) -> dict[str, float]:
     """Run a step in a fresh interpreter; what it printed before it ended or was killed."""
@@ -139,7 +142,7 @@ def open_topics(path: str, count: str, idle_seconds: str) -> None:
     gc.collect()
     resident = _resident()
     begun = time.perf_counter()
-    log = forebay.open(path)
+    log = forebay.open(path, {"runtime": {"descriptors_max": FEW_DESCRIPTORS}})
     log.recover()
     opened = time.perf_counter()
     topics = [log.topic(f"bench/t{number}") for number in range(int(count))]

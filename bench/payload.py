@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -42,6 +43,22 @@ def check(name: str, expected: Sequence[bytes], found: Iterable[bytes]) -> None:
             raise Wrong(f"{name} does not hold the records from {first} on as they were written")
     if next(stream, None) is not None:
         raise Wrong(f"{name} holds more than the {len(expected)} records that were written")
+
+
+def check_repeated(name: str, batch: Sequence[bytes], times: int, found: Iterable[bytes]) -> None:
+    """Exactly this batch, so many times."""
+    stream, expected = iter(found), list(batch)
+    for number in range(times):
+        if list(islice(stream, len(expected))) != expected:
+            raise Wrong(f"{name} does not hold batch {number} of {times} as it was written")
+    if next(stream, None) is not None:
+        raise Wrong(f"{name} holds more than {times} batches of {len(expected)} records")
+
+
+def check_each(name: str, batch: Sequence[bytes], times: int, found: Iterable[bytes]) -> None:
+    """Each of these distinct values so many times, in any order: where batches of several connections mix."""
+    if Counter(found) != dict.fromkeys(batch, times):
+        raise Wrong(f"{name} does not hold each of {len(batch)} records {times} times")
 
 
 def check_count(name: str, expected: int, found: int) -> None:

@@ -51,9 +51,19 @@ class Sizes:
     lookups: int = 200
     spark_records: int = 10_000_000
     http_connections: tuple[int, int, int] = (1, 16, 256)
-    http_seconds: float = 0.1
+    http_seconds: float = 2.0
+    warm_seconds: float = 0.5
+    """Before each measurement over connections."""
     http_records: int = 200_000
+    http_watchers: tuple[int, ...] = (1, 100, 1_000)
     http_events: int = 200
+    turn_topics: tuple[int, ...] = (1, 100, 1_000, 10_000)
+    """Topics that are appended to in turn."""
+    turn_seconds: float = 2.0
+    segments: tuple[int, ...] = (250, 2_000, 16_000)
+    segment_times: int = 20
+    subscribed: int = 200_000
+    """Records that consumers of a server take."""
     dispatched: int = 40_000
     consumers: tuple[int, int] = (1, 16)
     dispatch_events: int = 200
@@ -94,13 +104,59 @@ TOY = Sizes(
     spark_records=5_000,
     http_connections=(1, 2, 4),
     http_seconds=0.01,
+    warm_seconds=0.01,
     http_records=20_000,
+    http_watchers=(1, 3),
     http_events=5,
+    turn_topics=(1, 3),
+    turn_seconds=0.02,
+    segments=(2, 4, 8),
+    segment_times=2,
+    subscribed=2_000,
     dispatched=2_000,
     consumers=(1, 3),
     dispatch_events=5,
     rounds=1,
 )
+
+
+SHORT = Sizes(
+    records=100_000,
+    bulk_records=100_000,
+    kilobyte_records=20_000,
+    durable_batches=20,
+    durable_single=100,
+    durable_many=2_560,
+    task_batches=5,
+    written_topics=(100,),
+    keyed_batches=50,
+    stuck_seconds=0.5,
+    paced_seconds=0.2,
+    history=(10_000, 100_000),
+    growth=(100_000, 200_000, 400_000),
+    topics=(1, 100, 1_000),
+    idle_seconds=0.5,
+    churned=500,
+    deleted_objects=200,
+    idle_watchers=1_000,
+    watched_appends=20,
+    watched_step_seconds=0.05,
+    looked_up=100_000,
+    lookups=20,
+    spark_records=100_000,
+    http_seconds=0.5,
+    warm_seconds=0.1,
+    http_records=50_000,
+    http_events=20,
+    turn_topics=(1, 100, 1_000),
+    turn_seconds=0.5,
+    segments=(25, 100, 400),
+    subscribed=40_000,
+    dispatched=20_000,
+    dispatch_events=20,
+    rounds=1,
+)
+"""To see that everything works, peers too; its rates say little, its ratios of processor time something."""
 
 
 @dataclass

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from bench.cases import CASES
 from bench.results import Result
 
 KEPT = Path(__file__).parent / "results"
@@ -30,29 +33,103 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def keep(results: Sequence[Result], seconds: float) -> None:
-    """Write the lines, the page and the plot of this run; cases that were not run keep what they had."""
+def keep(results: Sequence[Result], run: Run) -> None:
+    """Write the lines of a case and the run they are from; other cases keep what they had."""
     KEPT.mkdir(exist_ok=True)
-    cases = list(dict.fromkeys(found.case for found in results))
-    for case in cases:
-        lines = [msgspec.json.encode(found) for found in results if found.case == case]
-        (KEPT / f"{case}.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (KEPT / f"{run.case}.jsonl").write_bytes(b"".join(msgspec.json.encode(found) + b"\n" for found in results))
+    _write_runs(_runs() | {run.case: run})
+
+
+def write_page() -> None:
+    """Make the page and the plot from the lines that are kept."""
     everything = [found for path in sorted(KEPT.glob("*.jsonl")) for found in read(path)]
-    (KEPT / "RESULTS.md").write_text(page(everything, _runs(cases, seconds)))
+    (KEPT / "RESULTS.md").write_text(page(everything, _runs()))
     plot(everything, KEPT / "ratios.png")
 
 
-def _runs(cases: Sequence[str], seconds: float) -> dict[str, str]:
-    """When and under which load each case was run; this run noted."""
+class Run(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The run of a case: what of, when, and on what. Of runs before it was noted the commit is not known."""
+
+    case: str
+    commit: str | None = None
+    """What was measured; `+` at its end if files differed from it."""
+    begun: str = ""
+    seconds: float = 0.0
+    rounds: int = 0
+    cores: int = 0
+    loads: tuple[float, ...] = ()
+    """The load average before and after it."""
+    system: str = ""
+
+    def __str__(self) -> str:
+        parts = [
+            f"commit {self.commit or 'not noted'}",
+            f"{self.begun} UTC, {self.seconds:.0f} s",
+            f"{self.rounds} rounds" if self.rounds else "",
+            f"{self.cores} cores, load {' to '.join(f'{load:.1f}' for load in self.loads)}",
+            self.system,
+        ]
+        return "; ".join(filter(None, parts))
+
+
+class Clock:
+    """Notes what the run of a case begins with."""
+
+    def __init__(self, case: str) -> None:
+        self._case = case
+        self._begun, self._monotonic, self._load = datetime.now(UTC), time.monotonic(), os.getloadavg()[0]
+        self._commit = commit()
+
+    def run(self, rounds: int) -> Run:
+        """The run, at its end."""
+        return Run(
+            case=self._case,
+            commit=self._commit,
+            begun=f"{self._begun:%Y-%m-%d %H:%M}",
+            seconds=round(time.monotonic() - self._monotonic, 1),
+            rounds=rounds,
+            cores=os.cpu_count() or 0,
+            loads=(round(self._load, 1), round(os.getloadavg()[0], 1)),
+            system=f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
+        )
+
+
+def commit(root: Path = KEPT.parents[1]) -> str | None:
+    """The commit of the files that are measured, with a `+` if they differ from it; `None` outside of a repository.
+
+    Results and documents do not count: they are written from what was measured.
+    """
+    try:
+        found = _git(root, "rev-parse", "--short=12", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", "src", "bench/*.py", "bench/cases", "pyproject.toml")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{found}+" if changed else found
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _runs() -> dict[str, Run]:
+    """The run that each case is from."""
     path = KEPT / "runs.json"
-    runs: dict[str, str] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
-    line = (
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {seconds:.0f} s for {', '.join(cases)}; {os.cpu_count()} cores, "
-        f"load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
-    )
-    runs |= dict.fromkeys(cases, line)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(runs)) + b"\n")
-    return runs
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Run]) if path.exists() else {}
+
+
+def _write_runs(runs: Mapping[str, Run]) -> None:
+    (KEPT / "runs.json").write_bytes(msgspec.json.format(msgspec.json.encode(runs)) + b"\n")
+
+
+def _commits(runs: Mapping[str, Run]) -> str:
+    """Whether the figures belong together."""
+    named = sorted({run.commit for run in runs.values() if run.commit})
+    unknown = sum(run.commit is None for run in runs.values())
+    if len(named) == 1 and not unknown:
+        return f"All cases are from commit {named[0]}."
+    said = [*named, *([f"{unknown} cases from runs that did not note theirs"] if unknown else [])]
+    return f"**The cases are not from one commit** ({', '.join(said) or 'none was run'}): compare inside a case only."
 
 
 def read(path: Path) -> list[Result]:
@@ -60,16 +137,21 @@ def read(path: Path) -> list[Result]:
     return [msgspec.json.decode(line, type=Result) for line in path.read_bytes().splitlines()]
 
 
-def page(results: Sequence[Result], runs: Mapping[str, str]) -> str:
+def page(results: Sequence[Result], runs: Mapping[str, Run]) -> str:
     """A page in Markdown."""
+    without = [case for case in sorted(CASES) if case not in runs]
     missed = [found for found in results if found.met is False]
     lines = [
         "# Results",
         "",
         "Made by `python -m bench`: medians of interleaved rounds. Only ratios inside one run count; one below 1.5",
-        "either way is a tie, and on a machine that is loaded beyond its cores even more is noise.",
+        "either way is a tie, and on a machine that is loaded beyond its cores even more is noise. Where servers are",
+        "compared, the processor time of a record stands beside each rate: server and client share the machine.",
+        "",
+        _commits(runs),
         "",
         *[f"- {case}: {run}" for case, run in sorted(runs.items())],
+        *[f"- {case}: no figures are kept" for case in without],
         "",
         f"{sum(found.met is True for found in results)} aims met, {len(missed)} missed" + (":" if missed else "."),
         *[f"- {found.case}: {found.metric}: {_number(found.ours)} {found.unit}, aim {found.aim}" for found in missed],

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,8 +36,11 @@ class Store(Protocol):
     def write(self, prepared: Any) -> None:
         """Write one batch, atomically where the store can; durable on return if the store was opened so."""
 
+    def read(self) -> Iterable[object]:
+        """Everything with its place, in order, by what the store itself iterates with: what reading is timed by."""
+
     def values(self) -> Iterator[bytes]:
-        """Everything, in order."""
+        """Everything, in order: what is compared."""
 
     def close(self) -> None: ...
 
@@ -54,6 +57,9 @@ class Forebay:
 
     def write(self, prepared: Any) -> None:
         self.topic.append_many(prepared)
+
+    def read(self) -> Iterable[object]:
+        return self.topic.read()
 
     def values(self) -> Iterator[bytes]:
         return (record.value or b"" for record in self.topic.read())
@@ -74,15 +80,19 @@ class Lmdb:
     def write(self, prepared: Any) -> None:
         self.put(keyed(*prepared))
 
-    def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
-        """Write pairs of key and value."""
+    def put(self, pairs: list[tuple[bytes, bytes]], *, append: bool = True) -> None:
+        """Write pairs of key and value; keys that follow all others are appended."""
         with self._env.begin(write=True) as transaction:
-            transaction.cursor().putmulti(pairs, append=True)
+            transaction.cursor().putmulti(pairs, append=append)
+
+    def read(self) -> Iterable[object]:
+        """Its bare cursor, which gives key and value; the transaction ends with it."""
+        pairs: Iterable[object] = self._env.begin(buffers=False).cursor().iternext(keys=True, values=True)
+        return pairs
 
     def values(self) -> Iterator[bytes]:
         with self._env.begin() as transaction:
-            for _, value in transaction.cursor():
-                yield value
+            yield from transaction.cursor().iternext(keys=False)
 
     def close(self) -> None:
         self._env.close()
@@ -118,6 +128,10 @@ class RocksDb:
             put(KEY(offset), value)
         self._db.write(batch, self._options)
 
+    def read(self) -> Iterable[object]:
+        found: Iterable[object] = self._db.items()
+        return found
+
     def values(self) -> Iterator[bytes]:
         yield from self._db.values()
 
@@ -139,6 +153,9 @@ class Sqlite:
         self._db.execute("BEGIN")
         self._db.executemany("INSERT INTO log VALUES (?, ?)", enumerate(*prepared))
         self._db.execute("COMMIT")
+
+    def read(self) -> Iterable[object]:
+        return self._db.execute("SELECT offset, value FROM log ORDER BY offset")
 
     def values(self) -> Iterator[bytes]:
         for _, value in self._db.execute("SELECT offset, value FROM log ORDER BY offset"):

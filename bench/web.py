@@ -10,65 +10,47 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvicorn
 import uvloop
 
 from bench import payload
+from bench.load import Server
 from forebay.broker.guard import Guard, GuardedProtocol
 from forebay.broker.serve import bound_socket, serve, url_of
 from forebay.settings import Settings
 
 HOST = "127.0.0.1"
 PATIENCE = 60.0
+CONNECTIONS_MAX = 2_000
+"""Of one address and principal: all clients of a case are one."""
+OK = b"HTTP/1.1 200"
 SINK_ANSWER = b'{"ranges":[{"partition":0,"first":0,"count":1000}]}'
 
 
 # The server
 
 
-class Served:
-    """A server in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self.port = int(self._line())
-
-    def cpu(self) -> float:
-        """Seconds of processor time that the server has used by now, all its threads together."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("cpu\n")
-        self._process.stdin.flush()
-        return float(self._line())
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise payload.Wrong(f"the server ended: {self._process.communicate()[1][-2000:]}")
-        return line
-
-
 @contextlib.contextmanager
-def served(kind: str, path: Path) -> Iterator[Served]:
-    """A `broker` over the directory, or a `sink`; ended in order with the block."""
+def served(kind: str, path: Path) -> Iterator[Server]:
+    """A `broker` over the directory, or a `sink`, in a process of its own; ended in order with the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.web", kind, str(path)],
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[1],
     )
     try:
-        yield Served(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise payload.Wrong(f"the server ended: {process.communicate()[1][-2000:]}")
+        yield Server(int(line), process.pid)
     finally:
         process.terminate()
         try:
@@ -79,18 +61,13 @@ def served(kind: str, path: Path) -> Iterator[Served]:
 
 
 def main(kind: str, path: str) -> None:
-    """The process of a server: its port is its first line, its processor time the answer to each line it gets."""
-    threading.Thread(target=_answer_cpu, daemon=True).start()
-    settings = Settings.load(None, {"server": {"port": 0}}, environment={})
+    """The process of a server: its port is its first line."""
+    limits = {"connections_per_address_max": CONNECTIONS_MAX, "streams_per_principal_max": CONNECTIONS_MAX}
+    settings = Settings.load(None, {"server": {"port": 0, **limits}}, environment={})
     if kind == "broker":
         serve(path, settings, on_bound=_say_port)
     else:
         _serve_sink(settings)
-
-
-def _answer_cpu() -> None:
-    for _ in sys.stdin:
-        print(time.process_time(), flush=True)
 
 
 def _say_port(url: str) -> None:
@@ -195,60 +172,8 @@ async def connected(port: int, count: int) -> Any:
 async def until_ready(connection: Connection) -> None:
     """Return when the broker serves all routes."""
     ready = request_bytes("GET", "/v1/ready")
-    while not (await connection.ask(ready)).startswith(b"HTTP/1.1 200"):
+    while not (await connection.ask(ready)).startswith(OK):
         pass
-
-
-class Load(NamedTuple):
-    """What was sent, and what it took."""
-
-    requests: int
-    seconds: float
-    server_cpu: float
-    client_cpu: float
-
-
-async def load(server: Served, request: bytes, connections: Sequence[Connection], seconds: float) -> Load:
-    """Send the same request over all connections, again when it is answered, for so long and at least once each."""
-    loop, sent = asyncio.get_running_loop(), 0
-    server_cpu, client_cpu, begun = server.cpu(), time.process_time(), loop.time()
-
-    async def one(connection: Connection) -> None:
-        nonlocal sent
-        while True:
-            sent += 1
-            answer = await connection.ask(request)
-            if not answer.startswith(b"HTTP/1.1 200"):
-                raise payload.Wrong(f"{request[:100]!r} was answered with {answer[:500]!r}")
-            if loop.time() - begun >= seconds:
-                return
-
-    await asyncio.gather(*map(one, connections))
-    taken = loop.time() - begun
-    client_cpu = time.process_time() - client_cpu
-    return Load(sent, taken, server.cpu() - server_cpu, client_cpu)
-
-
-class Events(asyncio.Protocol):
-    """A connection that follows a topic: when each event came. For one event loop."""
-
-    def __init__(self) -> None:
-        self.transport: Any = None
-        self.began = asyncio.get_running_loop().create_future()
-        """Done when the answer has begun."""
-        self.waiting: deque[asyncio.Future[float]] = deque()
-        """One for each event that is to come, in their order."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        if not self.began.done() and b"\nid: " in data:
-            self.began.set_result(None)
-        for _ in range(data.count(b"data: ")):
-            self.waiting.popleft().set_result(time.perf_counter())
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def recorded(root: Path, topic: str = TOPIC) -> StoredState | None:
 def main(root: str, then: str) -> None:
     log = forebay.open(Path(root, "a"), settings_of(Path(root)))
     log.create_topic(UNUSED, durability="fsync", cap_records=1000)
-    topic = log.create_topic(TOPIC, durability="fsync", cap_records=1000)
+    topic = log.create_topic(TOPIC, durability="fsync", cap_records=1000, on_owner_loss="take_over")
     for value in VALUES[:EXPORTED]:
         topic.append(value, key=b"k", tag="t", producer=7, sequence=int(value))
     log.export_topic(TOPIC)

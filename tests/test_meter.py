@@ -137,6 +137,14 @@ def test_topics_that_a_pattern_names_have_numbers_of_their_own_up_to_a_limit() -
     assert len(named) == TOPICS_MAX
 
 
+@pytest.mark.parametrize("pattern", ["a", "default/a", "/default/a", "*", "def*/a", "default/[ab]"])
+def test_a_topic_is_named_by_a_pattern_however_that_is_written(pattern: str) -> None:
+    meter = LogMeter(SystemClock(), (pattern,))
+    owner = Owner(meter, "default/a")
+    owner.counts.records += 1
+    assert value(meter, Metric.RECORDS, labels("default/a")) == 1
+
+
 def test_what_concerns_the_log_is_counted_from_several_threads_without_a_loss() -> None:
     meter = LogMeter(SystemClock())
 

@@ -18,6 +18,7 @@ from forebay.partitioning import (
     murmur2_many,
     partition_of_key,
     partition_of_producer,
+    resolve_named,
 )
 
 KAFKA_VECTORS = [
@@ -115,3 +116,30 @@ def test_wrong_partitions_and_key_counts_are_refused() -> None:
             Partitioner(4).choose(None, partition=partition)
     with pytest.raises(Invalid, match="1 keys for 2 records"):
         Partitioner(4).choose_many([b"a"], 2)
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(-1, 7), st.sampled_from([None, b"a", b"b", b"c"])), min_size=1, max_size=30),
+    st.none() | st.integers(0, 7),
+)
+def test_records_that_name_a_partition_go_there_and_the_others_as_if_alone(
+    partitions: int, records: list[tuple[int, bytes | None]], partition: int | None
+) -> None:
+    named = np.array([number for number, _ in records])
+    keys = [key for _, key in records]
+
+    def chosen() -> list[int]:
+        one, each = resolve_named(partition, named, partitions)
+        found = Partitioner(partitions).choose_many(keys, len(keys), partition=one, producer=9, named=each)
+        return [found] * len(keys) if isinstance(found, int) else found.tolist()
+
+    is_beyond = any(number >= partitions for number in named) or (partition is not None and partition >= partitions)
+    contradicts = partition is not None and any(number not in (-1, partition) for number in named)
+    if is_beyond or contradicts:
+        with pytest.raises(Invalid, match="partition"):
+            chosen()
+        return
+    others = Partitioner(partitions).choose_many(keys, len(keys), partition=partition, producer=9)
+    alone = [others] * len(keys) if isinstance(others, int) else others.tolist()
+    assert chosen() == [number if number >= 0 else by_key for number, by_key in zip(named, alone, strict=True)]

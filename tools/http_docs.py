@@ -20,6 +20,10 @@ each media type: [wire](wire.md). How to run a broker: [`forebay serve`](cli.md#
 
 A caller shows its token as `Authorization: Bearer TOKEN`, where the server asks for one; each route says which scope it
 needs. An answer carries `Forebay-Request-Id`: the `X-Request-Id` of the request, or one that was made for it.
+
+A request about one topic may name the topic that it means as `Forebay-Topic-Id`, the `topic_id` of its definition. If
+that topic was deleted, the answer is `unknown_topic`, also if there is another of its name by now. Without the header a
+request goes by the name.
 """
 
 ERRORS = """
@@ -60,9 +64,9 @@ def page() -> str:
 def section(method: str, path: str, operation: dict[str, Any]) -> str:
     """One route."""
     lines = [f"\n### {method} {path}\n\n{operation['summary']}."]
-    scopes = [scope for need in operation.get("security", ()) for scope in need["token"]]
-    if scopes:
-        lines.append(f" Scope: {' or '.join(f'`{scope}`' for scope in scopes)}.")
+    needs = [" and ".join(f"`{scope}`" for scope in need["token"]) for need in operation.get("security", ())]
+    if needs:
+        lines.append(f" Scope: {' or '.join(needs)}.")
     lines.append("\n")
     queries = [parameter for parameter in operation["parameters"] if parameter["in"] == "query"]
     if queries:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from bench.cases import (
     append,
     churn,
+    consume,
     dispatch,
     durable,
     engines,
+    events,
     export,
     history,
     http,
@@ -21,7 +23,10 @@ from bench.cases import (
     read,
     recovery,
     scale,
+    segments,
     spark,
+    subscriptions,
+    topics,
     watch,
 )
 from bench.plan import Plan
@@ -38,6 +43,7 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "export": export.run,
     "move": move.run,
     "scale": scale.run,
+    "segments": segments.run,
     "memory": memory.run,
     "churn": churn.run,
     "engines": engines.run,
@@ -45,5 +51,9 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "spark": spark.run,
     "watch": watch.run,
     "http": http.run,
+    "consume": consume.run,
+    "events": events.run,
+    "subscriptions": subscriptions.run,
+    "topics": topics.run,
     "dispatch": dispatch.run,
 }

@@ -1,4 +1,7 @@
-"""Appends in batches: 1000 records of 100 B at a time, not waited for by the disk and synced each; 1 KiB in bulk."""
+"""Appends in batches, in process: 1000 records of 100 B, not waited for by the disk and synced each; 1 KiB in bulk.
+
+The peers are libraries in the same process too. Servers stand beside the broker, in the case `http`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench import payload, servers, stores
+from bench import payload, stores
 from bench.plan import Contender, Figures, Plan
 from bench.results import Result, at_least, result
 
 KIB = 1024
-SLOW = {"sqlite": 4, "redis": 10, "nats": 200}
+SLOW = {"sqlite": 4}
 """By what the records of peers are divided that would take too long."""
 
 
@@ -40,8 +43,6 @@ def _contenders(plan: Plan, *, durable: bool) -> dict[str, Contender | None]:
     for name, kind in stores.EMBEDDED.items():
         found[name] = _peer(plan, name, kind, count, durable=durable)
     found["lmdb, keys ready"] = _peer(plan, "lmdb", stores.LmdbKeyed, count, durable=durable)
-    for name in servers.SERVERS:
-        found[name] = _server(plan, name, count, durable=durable)
     return found
 
 
@@ -49,18 +50,6 @@ def _peer(plan: Plan, name: str, kind: type[Any], count: int, *, durable: bool) 
     if not plan.peers or not stores.available(name):
         return None
     return lambda: _embedded(plan, kind, max(1_000, count // SLOW.get(name, 1)), durable=durable)
-
-
-def _server(plan: Plan, name: str, count: int, *, durable: bool) -> Contender | None:
-    if not plan.servers or not servers.available(name):
-        return None
-    records = payload.values(count)[: max(1_000, count // SLOW[name] // (3 if durable else 1))]
-
-    def contender() -> Figures:
-        with servers.opened(name, plan.fresh(), durable=durable) as stream:
-            return _timed(name, stream, records)
-
-    return contender
 
 
 def _embedded(plan: Plan, kind: type[Any], count: int, *, durable: bool) -> Figures:

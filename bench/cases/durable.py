@@ -1,4 +1,9 @@
-"""Single durable appends by few and many producers: threads, and coroutines of one event loop."""
+"""Single durable appends in this process by few and many producers: threads, and coroutines of one event loop.
+
+The peers are libraries in this process too. RocksDB joins the syncs of threads that write at once, as far as its Python
+package lets them; LMDB and SQLite let one writer in after the other and are shown with one. Servers stand beside the
+broker, in the case `http`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import forebay
-from bench import payload, servers, stores
+from bench import payload, stores
 from bench.plan import Contender, Figures, Plan
 from bench.results import Limit, Result, at_least, result
 
@@ -18,30 +23,22 @@ Produce = Callable[[forebay.Topic, Sequence[bytes], int], None]
 
 def run(plan: Plan) -> Iterator[Result]:
     """All figures of the case."""
-    contenders = dict(_contenders(plan))
-    found = {name: figures.get("rate") for name, figures in plan.compare(contenders).items()}
+    found = {name: figures.get("rate") for name, figures in plan.compare(dict(_contenders(plan))).items()}
     alone = found["threads 1"]
     assert alone is not None
-    embedded = {name: found[name] for name in stores.EMBEDDED}
     for kind in ("threads", "asyncio"):
         for producers in plan.sizes.producers:
             ours = found[f"{kind} {producers}"]
             assert ours is not None
             peers: dict[str, float | None] = {"1 producer": alone} if (kind, producers) != ("threads", 1) else {}
-            peers |= {"redis-benchmark c50": found["redis-benchmark c50"]}
-            peers |= {f"nats {producers}": found[f"nats {producers}"]} if producers in _nats_counts(plan) else {}
-            peers |= embedded if producers == 1 else {}
+            if producers == 1:
+                peers |= {name: found[name] for name in stores.EMBEDDED}
+            else:
+                peers["rocksdb, as many threads"] = found[f"rocksdb {producers}"]
             last = kind == "asyncio" and producers == plan.sizes.producers[-1]
-            limits: list[Limit] = []
-            if last:
-                nats = f"nats {producers}"
-                limits = [at_least(40, "1 producer"), at_least(2, "redis-benchmark c50"), at_least(20, nats)]
-            metric = f"append, fsync, {kind}, {producers} producers"
+            limits: list[Limit] = [at_least(40, "1 producer")] if last else []
+            metric = f"append, fsync, in process, {kind}, {producers} producers"
             yield result("durable", metric, "records/s", ours, peers, limits)
-
-
-def _nats_counts(plan: Plan) -> tuple[int, ...]:
-    return tuple(count for count in plan.sizes.producers if count != 8)
 
 
 def _contenders(plan: Plan) -> Iterator[tuple[str, Contender | None]]:
@@ -52,10 +49,9 @@ def _contenders(plan: Plan) -> Iterator[tuple[str, Contender | None]]:
     for name, store in stores.EMBEDDED.items():
         wanted = plan.peers and stores.available(name)
         yield name, _embedded(plan, name, store) if wanted else None
-    has_redis = plan.servers and servers.available("redis") and servers.program("redis-benchmark") is not None
-    yield "redis-benchmark c50", _redis(plan) if has_redis else None
-    for producers in _nats_counts(plan):
-        yield f"nats {producers}", _nats(plan, producers) if plan.servers and servers.available("nats") else None
+    has_rocks = plan.peers and stores.available("rocksdb")
+    for producers in sizes.producers[1:]:
+        yield f"rocksdb {producers}", _rocks(plan, producers) if has_rocks else None
 
 
 def _share(plan: Plan, producers: int) -> Sequence[bytes]:
@@ -82,10 +78,15 @@ def produced(plan: Plan, produce: Produce, producers: int) -> Contender:
 
 def by_threads(topic: forebay.Topic, records: Sequence[bytes], producers: int) -> None:
     """Append with a thread for each producer; the only one is the calling thread."""
+    in_threads(topic.append, records, producers)
 
-    def one(share: Sequence[bytes]) -> None:
+
+def in_threads(write: Callable[[Any], object], records: Sequence[Any], producers: int) -> None:
+    """Write each record by one of so many threads; the only one is the calling thread."""
+
+    def one(share: Sequence[Any]) -> None:
         for value in share:
-            topic.append(value)
+            write(value)
 
     if producers == 1:
         one(records)
@@ -125,22 +126,17 @@ def _embedded(plan: Plan, name: str, kind: type[Any]) -> Contender:
     return contender
 
 
-def _redis(plan: Plan) -> Contender:
+def _rocks(plan: Plan, producers: int) -> Contender:
+    """RocksDB written to by a thread for each producer."""
+
     def contender() -> Figures:
-        with servers.redis_server(plan.fresh(), durable=True) as port:
-            return {"rate": servers.redis_benchmark(port, plan.sizes.durable_many, 50, payload.VALUE_BYTES)}
-
-    return contender
-
-
-def _nats(plan: Plan, producers: int) -> Contender:
-    def contender() -> Figures:
-        records = _share(plan, producers)[: 3 * plan.sizes.durable_single]
-        with servers.opened("nats", plan.fresh(), durable=True) as stream:
+        records = _share(plan, producers)
+        with stores.opened(stores.RocksDb, plan.fresh(), durable=True) as store:
+            prepared = [store.prepare([value], first) for first, value in enumerate(records)]
             begun = time.perf_counter()
-            stream.produce(records, producers)
+            in_threads(store.write, prepared, producers)
             elapsed = time.perf_counter() - begun
-            payload.check_count("nats", len(records), stream.count())
+            payload.check("rocksdb", records, store.values())
         return {"rate": len(records) / elapsed}
 
     return contender

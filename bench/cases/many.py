@@ -60,7 +60,7 @@ def _singles(plan: Plan) -> Iterator[Result]:
             "one": durable.produced(plan, durable.by_threads, 1),
         }
     )
-    name = f"single appends, fsync, {producers} asyncio producers"
+    name = f"single appends, fsync, in process, {producers} asyncio producers"
     peers = {"1 producer": found["one"]["rate"]}
     yield result("many", name, "records/s", found["many"]["rate"], peers, [at_least(40, "1 producer")])
 

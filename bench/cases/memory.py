@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench import children
 from bench.cases.scale import topics_opened
 from bench.plan import Plan
 from bench.results import Result, at_most, result
@@ -15,5 +16,6 @@ def run(plan: Plan) -> Iterator[Result]:
     figures = topics_opened(plan, count)
     idle = f"{count:,} idle topics"
     yield result("memory", f"{idle}: resident over the base", "MB", figures["resident"], {}, [at_most(300)])
-    yield result("memory", f"{idle}: open descriptors", "count", figures["descriptors"], {}, [at_most(200)])
+    few = f"{idle}, runtime.descriptors_max {children.FEW_DESCRIPTORS}"
+    yield result("memory", f"{few}: open descriptors", "count", figures["descriptors"], {}, [at_most(200)])
     yield result("memory", f"{idle}: threads", "count", figures["threads"], {}, [at_most(4)])

@@ -157,7 +157,7 @@ async def _shared(topic: forebay.Topic, count: int) -> list[AsyncIterator[foreba
     threads, loop = ThreadPoolExecutor(THREADS), asyncio.get_running_loop()
     feeds = Feeds(partial(loop.run_in_executor, threads))
     watched = [WatchedTopic(topic, topic.following, Batch.records) for _ in range(count)]
-    streams = [AsyncStream(Watcher(feeds, [one])) for one in watched]
+    streams = [AsyncStream(Watcher(feeds, [one]), topic.check_open) for one in watched]
     for stream in streams:
         await stream.__aenter__()
     return list(streams)

@@ -33,6 +33,7 @@ if _typing.TYPE_CHECKING:
         Invalid,
         Moved,
         NotReady,
+        OffsetOutOfRange,
         PartitionOutcomes,
         Throttled,
         TooLarge,
@@ -46,7 +47,7 @@ if _typing.TYPE_CHECKING:
         Unsupported,
         UnsupportedFormat,
     )
-    from forebay.format.metadata.descriptor import ShardState
+    from forebay.format.metadata.descriptor import AcceptedLoss, ShardState
     from forebay.inspection.calls import PartitionSalvage, repair, salvage, verify
     from forebay.inspection.findings import Finding, Report
     from forebay.inspection.moves import TopicMove, move_topic
@@ -94,13 +95,15 @@ if _typing.TYPE_CHECKING:
         Subscription,
         Topic,
     )
+    from forebay.storage.erasure.answer import CopyPlace, Erasure, Remnant
     from forebay.storage.status import LogStatus, PartitionStatus, TopicStatus
-    from forebay.topics import ShardRef, SubscriptionSpec, TopicName, TopicSpec
+    from forebay.topics import OnOwnerLoss, ShardRef, SubscriptionSpec, TopicName, TopicSpec
     from forebay.workers import WorkerStatus
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AcceptedLoss",
     "Ack",
     "BackfillPlan",
     "BackfillState",
@@ -110,6 +113,7 @@ __all__ = [
     "Conflict",
     "Consumer",
     "Copied",
+    "CopyPlace",
     "Corrupt",
     "DataLoss",
     "DeadLetter",
@@ -118,6 +122,7 @@ __all__ = [
     "DeliveryState",
     "Durations",
     "EARLIEST",
+    "Erasure",
     "ExportStatus",
     "FailedShard",
     "Fenced",
@@ -143,8 +148,10 @@ __all__ = [
     "MetricKind",
     "Moved",
     "NotReady",
+    "OffsetOutOfRange",
     "OffsetRange",
     "Offsets",
+    "OnOwnerLoss",
     "PartitionOutcomes",
     "PartitionSalvage",
     "PartitionStatus",
@@ -156,6 +163,7 @@ __all__ = [
     "RecordPage",
     "Recovered",
     "RecoveryDecision",
+    "Remnant",
     "Report",
     "Retained",
     "RouterRule",
@@ -204,7 +212,7 @@ __all__ = [
 
 _HOMES = {
     "forebay.bulk": ("BackfillPlan", "BackfillState", "BulkLoad", "LoadBatch", "LoadPart", "LoadSegment", "LoadTarget"),
-    "forebay.format.metadata.descriptor": ("ShardState",),
+    "forebay.format.metadata.descriptor": ("AcceptedLoss", "ShardState"),
     "forebay.inspection.calls": ("PartitionSalvage", "repair", "salvage", "verify"),
     "forebay.inspection.findings": ("Finding", "Report"),
     "forebay.inspection.moves": ("TopicMove", "move_topic"),
@@ -236,6 +244,7 @@ _HOMES = {
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision",),
     "forebay.shard.history": ("ExportStatus",),
+    "forebay.storage.erasure.answer": ("CopyPlace", "Erasure", "Remnant"),
     "forebay.storage": (
         "Ack",
         "BatchAck",
@@ -253,7 +262,7 @@ _HOMES = {
         "Topic",
     ),
     "forebay.storage.status": ("LogStatus", "PartitionStatus", "TopicStatus"),
-    "forebay.topics": ("ShardRef", "SubscriptionSpec", "TopicName", "TopicSpec"),
+    "forebay.topics": ("OnOwnerLoss", "ShardRef", "SubscriptionSpec", "TopicName", "TopicSpec"),
     "forebay.workers": ("WorkerStatus",),
 }
 """Where the public names live; those not listed live in `forebay.errors`."""

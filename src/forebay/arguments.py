@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from forebay.appends.producer_window import NONE_BEFORE
+from forebay.appends.producer_window import KEY_IDS, NONE_BEFORE, ReservedProducer
 from forebay.appends.queue import Producing
 from forebay.errors import Invalid
 from forebay.format.columns.rows import ROWS_SMALL, Timestamps
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 
 
-PRODUCER_MAX = 2**64 - 1
+PRODUCER_MAX = KEY_IDS - 1
+"""The highest id that a caller may use: those above are Forebay's own."""
 POSITIONS = frozenset({"earliest", "latest", "offset", "time"})
 SESSION_TIMEOUT_MS = 30_000
 """How long a broker keeps a consumer of a subscription without a request of it, if the consumer does not say."""
@@ -65,8 +66,8 @@ def checked_tag(tag: object) -> str | None:
     return tag
 
 
-def checked_headers(headers: HeadersLike | None) -> Headers:
-    """Pairs of name and value; names may repeat."""
+def checked_headers(headers: HeadersLike | None, most: int = HEADERS_MAX) -> Headers:
+    """Pairs of name and value, `most` of them at most; names may repeat."""
     if headers is None:
         return ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
@@ -74,8 +75,8 @@ def checked_headers(headers: HeadersLike | None) -> Headers:
         found = tuple((name, checked_bytes(f"header {name!r}", value)) for name, value in pairs)
     except (TypeError, ValueError) as error:
         raise Invalid(f"headers are a mapping or pairs of name and value: {error}") from error
-    if len(found) > HEADERS_MAX:
-        raise Invalid(f"{len(found)} headers; allowed: {HEADERS_MAX}")
+    if len(found) > most:
+        raise Invalid(f"{len(found)} headers; allowed: {most}")
     for name, _ in found:
         if not isinstance(name, str):
             raise Invalid(f"a header's name is {type(name).__name__}, not str")
@@ -96,18 +97,26 @@ def checked_timestamp(timestamp: object) -> int:
 
 
 def checked_producing(producer: int | None, sequence: int | None, previous: int | None) -> Producing | None:
-    """Both of producer id and sequence, perhaps with the sequence before it, or none of them."""
+    """Both of producer id and sequence, perhaps with the sequence before it, or none of them.
+
+    `Invalid` for an id from 2^63 on that is not a `ReservedProducer`: a caller that used it would push the memory of
+    routers and dead letters out, or pass for one of them.
+    """
     if producer is None and sequence is None and previous is None:
         return None
     if producer is None or sequence is None:
         raise Invalid("producer and sequence go together: give both or neither; previous needs both")
-    if not isinstance(producer, int) or not 1 <= producer <= PRODUCER_MAX:
-        raise Invalid(f"producer is {producer!r}; allowed: 1 to {PRODUCER_MAX}")
+    is_reserved = isinstance(producer, ReservedProducer)
+    if not is_reserved and (not isinstance(producer, int) or not 1 <= producer <= PRODUCER_MAX):
+        raise Invalid(
+            f"producer is {producer!r}; allowed: 1 to {PRODUCER_MAX}. Ids above are those of idempotency keys, routers "
+            "and dead letters"
+        )
     if not isinstance(sequence, int) or not 0 <= sequence <= OFFSET_MAX:
         raise Invalid(f"sequence is {sequence!r}; allowed: 0 to {OFFSET_MAX}")
     if previous is not None and (not isinstance(previous, int) or not NONE_BEFORE <= previous < sequence):
         raise Invalid(f"previous is {previous!r}; allowed: {NONE_BEFORE} for none, to below sequence {sequence}")
-    return Producing(producer, sequence, previous)
+    return Producing(int(producer), sequence, previous)
 
 
 def checked_column(what: str, column: Iterable[object] | None, count: int | None) -> list[bytes | None] | None:
@@ -163,11 +172,13 @@ def checked_timestamps(timestamps: Sequence[int] | int | None, count: int, now: 
         raise Invalid(f"timestamps are milliseconds since 1970 as int: {error}") from error
 
 
-def checked_header_column(headers: Sequence[HeadersLike | None] | None, count: int) -> list[Headers] | None:
-    """A column of headers, one entry for each record."""
+def checked_header_column(
+    headers: Sequence[HeadersLike | None] | None, count: int, most: int = HEADERS_MAX
+) -> list[Headers] | None:
+    """A column of headers, one entry for each record, each with `most` headers at most."""
     if headers is None:
         return None
-    return [checked_headers(entry) for entry in _sequence("headers", headers, count)]
+    return [checked_headers(entry, most) for entry in _sequence("headers", headers, count)]
 
 
 def checked_partition(partition: object) -> int:

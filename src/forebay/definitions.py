@@ -6,17 +6,19 @@ reads nothing. What it remembers is at most `STALE_SECONDS` old as far as the me
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Unpack
 
 import msgspec
 
+from forebay.catalog.entries import decode_entry, read_or_log
+from forebay.catalog.shard import decode_state
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Corrupt, Indeterminate, Invalid, UnknownTopic, UnsupportedFormat
-from forebay.format.metadata.keys import deleted_key, topic_key, topics_prefix
-from forebay.format.metadata.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.keys import deleted_key, shards_prefix, topic_key, topics_prefix
+from forebay.format.metadata.value import Unknown, encode_value
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import (
     Absent,
@@ -29,8 +31,6 @@ from forebay.metadata import (
     Watch,
 )
 from forebay.topics import TopicLimits, TopicName, TopicSpec
-
-logger = logging.getLogger(__name__)
 
 FOLLOW_SECONDS: Final = 0.25
 """How often a process asks the watch for changes that others have made."""
@@ -50,7 +50,7 @@ class Defined(NamedTuple):
     @classmethod
     def of(cls, entry: Entry) -> Defined:
         """As stored."""
-        return cls(*decode_value(entry.value, TopicSpec), entry.mod_revision)
+        return cls(*decode_entry(entry, TopicSpec), entry.mod_revision)
 
 
 class Registered(NamedTuple):
@@ -58,6 +58,14 @@ class Registered(NamedTuple):
 
     spec: TopicSpec
     is_new: bool
+
+
+class FoundDefinitions(NamedTuple):
+    """All that there is, for a caller who uses all of it."""
+
+    specs: list[TopicSpec]
+    unreadable: dict[TopicName, Corrupt | UnsupportedFormat]
+    """Topics whose definitions cannot be read, each with the reason."""
 
 
 class DefinitionChanges(NamedTuple):
@@ -173,17 +181,13 @@ class Definitions:
             found = Defined.of(entry).spec
             if exist_ok or found.topic_id in tried:
                 return Done(Registered(found, is_new=found.topic_id in tried))
-            raise Conflict(
-                f"topic {spec.name} exists already: open it with topic(), or pass exist_ok=True", topic=spec.name
-            )
+            raise Conflict(f"topic {spec.name} exists already: open it, or create it with exist_ok", topic=spec.name)
 
         what = f"topic {spec.name} is not created"
         try:
             return transact(self._store, read, change, what=what, clock=self._clock)
         except Indeterminate as error:
-            raise Indeterminate(
-                f"topic {spec.name} may exist now: {error}; create it again with exist_ok=True"
-            ) from error
+            raise Indeterminate(f"topic {spec.name} may exist now: {error}; create it again with exist_ok") from error
         finally:
             self._remembered.forget(spec.name)
 
@@ -193,13 +197,15 @@ class Definitions:
         return self._store.transaction([ValueIs(key, encode_value(spec))], []).succeeded
 
     def look(self, name: TopicName) -> Defined:
-        """The definition as stored; `UnknownTopic` only if the store says that there is none."""
+        """The definition as stored; `UnknownTopic` only if the store says that there is none, or not the one meant."""
         entry = self._store.get(topic_key(name.namespace, name.topic, prefix=self._prefix))
         if entry is None:
             raise UnknownTopic(
                 f'there is no topic {name}: create it, or see "forebay topic list" for what there is', topic=name
             )
-        return Defined.of(entry)
+        found = Defined.of(entry)
+        _check_meant(name, found.spec)
+        return found
 
     def get(self, name: TopicName) -> TopicSpec:
         """The definition; see `look`."""
@@ -211,12 +217,18 @@ class Definitions:
         Where it does not follow them, because no watch is open or the store does not answer it, the store is read.
         """
         found = self._remembered.get(name)
-        return found if found is not None and self._is_followed else self._read(name)
+        is_it = found is not None and self._is_followed and name.means(found.spec.topic_id)
+        return found if found is not None and is_it else self._read(name)
 
     def known(self, name: TopicName) -> TopicSpec | None:
-        """The definition if this process remembers it and follows the changes of others; reads nothing."""
+        """The definition if this process remembers it and follows the changes of others; reads nothing.
+
+        `None`, too, if what is remembered is not the topic that the name means.
+        """
         found = self._remembered.get(name)
-        return found.spec if found is not None and self._is_followed else None
+        if found is None or not self._is_followed or not name.means(found.spec.topic_id):
+            return None
+        return found.spec
 
     @property
     def _is_followed(self) -> bool:
@@ -322,39 +334,88 @@ class Definitions:
         entries = self._store.range(topics_prefix(prefix=self._prefix))
         return [defined for entry in entries if (defined := _readable(entry)) is not None]
 
-    def all_to_use(self) -> list[TopicSpec]:
-        """Every definition, by name, for a caller that will use all of them: remembered as by `find`."""
+    def every(self) -> list[TopicSpec]:
+        """Every definition, by name, for a caller that removes what no topic has.
+
+        `Corrupt` or `UnsupportedFormat` while one cannot be read: what it has would look as if no topic had it.
+        """
+        return [Defined.of(entry).spec for entry in self._store.range(topics_prefix(prefix=self._prefix))]
+
+    def all_to_use(self) -> FoundDefinitions:
+        """Every definition, by name, for a caller that will use all of them: remembered as by `find`.
+
+        One that cannot be read keeps no other from being used.
+        """
         is_followed, generation = self._is_followed, self._remembered.generation
-        found = [Defined.of(entry) for entry in self._store.range(topics_prefix(prefix=self._prefix))]
+        below = topics_prefix(prefix=self._prefix)
+        found, unreadable = list[Defined](), dict[TopicName, Corrupt | UnsupportedFormat]()
+        for entry in self._store.range(below):
+            try:
+                found.append(Defined.of(entry))
+            except (Corrupt, UnsupportedFormat) as error:
+                unreadable[TopicName.parse(entry.key.removeprefix(below))] = error
         if is_followed:
             self._remembered.put(found, generation)
-        return [defined.spec for defined in found]
+        return FoundDefinitions([defined.spec for defined in found], unreadable)
 
     def all(self, prefix: str = "", *, after: TopicName | None = None, limit: int | None = None) -> list[TopicSpec]:
-        """The definitions, by name: of names that start with `prefix` and come after `after`, at most `limit`."""
-        below = topics_prefix(prefix=self._prefix)
-        behind = None if after is None else topic_key(after.namespace, after.topic, prefix=self._prefix)
-        found = self._store.range(f"{below}{prefix}", start_after=behind, limit=limit)
-        return [Defined.of(entry).spec for entry in found]
+        """The definitions, by name: of names that start with `prefix` and come after `after`, at most `limit`.
 
-    def begin_deletion(self, name: TopicName) -> TopicSpec:
-        """From here on the topic is unknown; what it leaves is noted, to be removed. Its definition is returned."""
+        Those that cannot be read are logged and left out; fewer than `limit` are the last ones all the same.
+        """
+        below = f"{topics_prefix(prefix=self._prefix)}{prefix}"
+        behind = None if after is None else topic_key(after.namespace, after.topic, prefix=self._prefix)
+        found: list[TopicSpec] = []
+        while True:
+            left = None if limit is None else limit - len(found)
+            page = self._store.range(below, start_after=behind, limit=left)
+            found += [defined.spec for entry in page if (defined := _readable(entry)) is not None]
+            if left is None or len(page) < left or len(found) == limit:
+                return found
+            behind = page[-1].key
+
+    def begin_deletion(self, name: TopicName) -> list[TopicSpec]:
+        """From here on the topic is unknown; what it leaves is noted, to be removed. Its definition is returned.
+
+        Of a definition that cannot be read the states of the shards say which topics may have left something: one each.
+        """
         key = topic_key(name.namespace, name.topic, prefix=self._prefix)
         entry = self._store.get(key)
         if entry is None:
             raise UnknownTopic(f"there is no topic {name}", topic=name)
-        spec = decode_value(entry.value, TopicSpec)[0]
-        note = Put(deleted_key(spec.topic_id, prefix=self._prefix), entry.value)
+        known = _readable(entry)
+        if known is not None:
+            _check_meant(name, known.spec)
+            specs = [known.spec]
+            notes = [Put(deleted_key(known.spec.topic_id, prefix=self._prefix), entry.value)]
+        else:
+            specs = self._by_states(name)
+            notes = [Put(deleted_key(spec.topic_id, prefix=self._prefix), encode_value(spec)) for spec in specs]
         try:
             # Commit point: the name is free and the topic gone for everyone; files follow.
-            outcome = self._store.transaction([RevisionIs(key, entry.mod_revision)], [Delete(key), note])
+            outcome = self._store.transaction([RevisionIs(key, entry.mod_revision)], [Delete(key), *notes])
         finally:
             self._remembered.forget(name)
         if not outcome.succeeded:
             raise Conflict(
                 f"topic {name} was changed at the same time: look at it again before deleting it", topic=name
             )
-        return spec
+        return specs
+
+    def _by_states(self, name: TopicName) -> list[TopicSpec]:
+        """The topics, on engine `segment`, that the states of shards below this name are of."""
+        partitions: dict[str, int] = {}
+        for entry in self._store.range(shards_prefix(name.namespace, name.topic, prefix=self._prefix)):
+            partition, _, what = entry.key.rpartition("/")
+            if what == "state":
+                with contextlib.suppress(Corrupt, UnsupportedFormat):
+                    topic_id = decode_state(entry).state.incarnation
+                    number = int(partition.rpartition("/")[2])
+                    partitions[topic_id] = max(partitions.get(topic_id, 0), number + 1)
+        return [
+            TopicSpec.create(name, topic_id=topic_id, created_at=self._clock.now_ms(), partitions=count)
+            for topic_id, count in partitions.items()
+        ]
 
     def withdraw(self, spec: TopicSpec) -> None:
         """On return this very topic is unknown; what it may have left is noted, to be removed. Fine if it is gone."""
@@ -385,10 +446,15 @@ class Definitions:
             self._remembered.forget(spec.name)
 
 
+def _check_meant(name: TopicName, spec: TopicSpec) -> None:
+    if not name.means(spec.topic_id):
+        raise UnknownTopic(
+            f"topic {name} was deleted, and there is another of its name: this handle has ended; ask for it again",
+            topic=name,
+        )
+
+
 def _readable(entry: Entry) -> Defined | None:
-    """The definition; `None` if it cannot be read, which is logged: it keeps no other topic from being followed."""
-    try:
-        return Defined.of(entry)
-    except (Corrupt, UnsupportedFormat) as error:
-        logger.warning("changes to the topic at %s are not followed: %s", entry.key, error)
-        return None
+    """The definition; `None` if it cannot be read, which is logged: it keeps no other topic from being used."""
+    found = read_or_log(entry, TopicSpec)
+    return None if found is None else Defined(*found, entry.mod_revision)

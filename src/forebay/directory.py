@@ -5,6 +5,7 @@ forebay.json       {"format": 1, "id": 32 hex digits}; its presence says that th
 lock               held by the one process that writes
 metadata.sqlite    topics and shard states
 shards/            one directory per shard
+session.json       {"session", "lock"}: the session of the process that has, or had, the lock
 loads/             segments that bulk loads put here, where no other store is shared
 """
 
@@ -32,6 +33,7 @@ SHARDS = "shards"
 CLAIM = "shards.json"
 CLAIMING = "shards.json.lock"
 LOADS = "loads"
+SESSION = "session.json"
 FORMAT = 1
 LOCK_ATTEMPTS = 20
 LOCK_WAIT_SECONDS = 0.02
@@ -51,6 +53,13 @@ class Claim(msgspec.Struct, frozen=True):
 
     id: str
     directory: str
+
+
+class LockedSession(msgspec.Struct, frozen=True):
+    """The session that a process owned shards in, and the lock file that it held meanwhile: `Lock.identity`."""
+
+    session: str
+    lock: str
 
 
 class NoDirectory(NamedTuple):
@@ -134,6 +143,31 @@ class LogDirectory:
             return cls(path, marker, None)
         except OSError as error:
             raise Unavailable(f"{path} cannot be read: {error}; check the path and its permissions") from error
+
+    def note_session(self, session: str, disk: Disk) -> None:
+        """On return a later process that has the lock knows in which session this one owns shards."""
+        assert self._lock is not None
+        noted = LockedSession(session, self._lock.identity)
+        replace_file(disk, f"{self.path}/{SESSION}", msgspec.json.encode(noted))
+
+    def left_session(self, disk: Disk) -> str | None:
+        """The session of the process that had this lock before, and has it no more; `None` if none is known.
+
+        A copy of a directory, whose original may be in use, has another lock file, and so has a directory after a
+        restart of the machine: of those nothing is said.
+        """
+        path = f"{self.path}/{SESSION}"
+        if self._lock is None or not disk.exists(path):
+            return None
+        file = disk.open(path)
+        try:
+            noted = decoder(LockedSession).decode(file.read_at(4096, 0))
+        except msgspec.MsgspecError:
+            # Only a courtesy to the next process, which waits for the end of the session without it.
+            return None
+        finally:
+            file.close()
+        return noted.session if noted.lock == self._lock.identity else None
 
     def release(self) -> None:
         """Let another process have it."""

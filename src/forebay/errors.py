@@ -7,6 +7,7 @@
     │   ├── UnknownRouter     no such router
     │   ├── UnknownSubscription   no such subscription of the topic
     │   ├── UnknownConsumer   a server knows no such consumer: its session is over
+    │   ├── OffsetOutOfRange  an offset that the partition does not have (yet)
     │   ├── TooLarge          more bytes or records than one call may bring
     │   ├── Unauthenticated   a server asks for a token, and none that is valid was given
     │   ├── Forbidden         the token is valid, and does not allow this
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 
 class PartitionOutcomes(NamedTuple):
@@ -43,6 +44,8 @@ class PartitionOutcomes(NamedTuple):
     """What stands: a partition, the first offset there, and how many records."""
     failures: Mapping[int, ForebayError]
     """By partition, why its records are not there; after `Indeterminate` they may be."""
+    records: tuple[tuple[int, int | None], ...] = ()
+    """Of each record in the order given: its partition, and its offset if it stands. Empty where no one asked."""
 
 
 class ForebayError(Exception):
@@ -109,6 +112,25 @@ class UnknownConsumer(Invalid):
     """A server has no such consumer of a subscription: it has left, or its session is over. Attach it again."""
 
 
+class OffsetOutOfRange(Invalid):
+    """The partition does not have the offset: it goes from `earliest` to `next`, which is the next one to be given."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        offset: int | None = None,
+        earliest: int | None = None,
+        next: int | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.offset = offset
+        self.earliest = earliest
+        self.next = next
+
+
 class TooLarge(Invalid):
     """The call brings more than it may. `size` is what it brings, as far as was counted, `limit` what is allowed."""
 
@@ -153,8 +175,17 @@ class UnsupportedFormat(Unsupported):
     """The bytes were written by a newer version."""
 
 
+ConflictKind: TypeAlias = Literal["unknown_producer", "out_of_order", "too_old", "undecided", "other_records"]
+"""Why an append with a producer is refused: the partition does not know the producer, which does not begin at 0; the
+sequence does not follow the producer's last one; the repeat is older than what is remembered; damage may have taken
+what would decide it; or the sequence was used for other records, which are stored."""
+
+
 class Conflict(ForebayError):
-    """The request contradicts what is stored. `expected` is the sequence or the offset that it would not."""
+    """The request contradicts what is stored. `expected` is the sequence or the offset that it would not.
+
+    `kind`, of an append with a producer, says why; see `ConflictKind`.
+    """
 
     def __init__(
         self,
@@ -165,11 +196,13 @@ class Conflict(ForebayError):
         producer: int | None = None,
         sequence: int | None = None,
         expected: int | None = None,
+        kind: ConflictKind | None = None,
     ) -> None:
         super().__init__(*args, topic=topic, partition=partition, shard=shard)
         self.producer = producer
         self.sequence = sequence
         self.expected = expected
+        self.kind = kind
 
 
 class Unavailable(ForebayError):
@@ -240,7 +273,18 @@ class Closed(ForebayError):
 
 
 class Fenced(Closed):
-    """A newer epoch owns the shard."""
+    """A newer epoch owns the shard. `deleted` is true where that is because its topic was deleted."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        deleted: bool | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.deleted = deleted
 
 
 class Corrupt(ForebayError):

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -33,7 +34,7 @@ from forebay.format.metadata.descriptor import (
     object_descriptor,
     sparse_index,
 )
-from forebay.records import Gap, Reason
+from forebay.records import OFFSET_MAX, Gap, Reason
 from forebay.topics import shard_id
 from forebay.wal.files import FileList, SealedFile
 
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1024 * 1024
 
+GiveBack: TypeAlias = Callable[[int], Callable[[], bool] | None]
+"""Asked with the new end of history; see `Wal.give_back_reserved`."""
 Publishing: TypeAlias = Callable[[int], AbstractContextManager[None]]
 """Entered before history is extended up to an offset, left when that is done or has failed."""
 
@@ -93,6 +96,8 @@ class Exporter:
         """The end of catalogued history, as last seen."""
         self.objects = 0
         self.bytes = 0
+        self.has_given_back = True
+        """The recorded state, as far as is known, has no more offsets reserved than this owner."""
 
     def export(
         self,
@@ -102,11 +107,13 @@ class Exporter:
         files_max: int | None = None,
         may_lack: Callable[[Gap], bool] = lambda gap: False,
         publishing: Publishing = lambda end: nullcontext(),
+        give_back: GiveBack = lambda end: None,
     ) -> int:
         """Make sealed files behind the frontier history, oldest first, all or up to `files_max`; how many were.
 
         `producers` says to the next owner whether there is a window of repeats to be rebuilt. Raises `DataLoss` at a
-        damaged range for which `may_lack` is false: history would be without these records for ever.
+        damaged range for which `may_lack` is false: history would be without these records for ever. `give_back` says
+        whether offsets behind a file are unused: then the transaction gives back what is reserved there.
         """
         pending = self._pending(files)[:files_max]
         for file in pending:
@@ -114,7 +121,7 @@ class Exporter:
             with contextlib.closing(SealedFile(self._disk, file.path, file.start, file.end)) as own:
                 missing = self._missing(own)
                 self._check_whole(own, [*missing, *_damaged(own)], may_lack)
-                self._export(own, producers, missing, publishing)
+                self._export(own, producers, missing, publishing, give_back)
         return len(pending)
 
     def copied(
@@ -156,15 +163,10 @@ class Exporter:
         return self._behind(files)
 
     def _behind(self, files: FileList) -> list[SealedFile]:
-        pending = []
-        for file in files.all:
-            if file.end == file.start:
-                continue  # never sealed, and a crash inside a recovery may leave one between others
-            if not isinstance(file, SealedFile):
-                break
-            if file.end > self.exported:
-                pending.append(file)
-        return pending
+        # One without records is never sealed, and a crash inside a recovery may leave one between others.
+        unsealed = next((log.start for log in files.logs if log.end > log.start), OFFSET_MAX)
+        behind = takewhile(lambda file: file.start < unsealed, files.reaching(self.exported))
+        return [file for file in behind if isinstance(file, SealedFile) and file.end > self.exported]
 
     def _missing(self, file: SealedFile) -> list[Gap]:
         """The offsets between the end of history and this file that no local file has."""
@@ -181,7 +183,19 @@ class Exporter:
                 f'"forebay topic export {keys.namespace}/{keys.topic} --accept-damage", or accept_damage=True'
             )
 
-    def _export(self, file: SealedFile, producers: int, missing: Sequence[Gap], publishing: Publishing) -> None:
+    def end_reservation(self, end: int, is_unused: Callable[[], bool]) -> None:
+        """Give back what is reserved beyond `end`, where there is nothing to export."""
+        self.has_given_back = False
+        self.has_given_back = self._catalog.give_back(self.origin.epoch, end, is_unused)
+
+    def _export(
+        self,
+        file: SealedFile,
+        producers: int,
+        missing: Sequence[Gap],
+        publishing: Publishing,
+        give_back: GiveBack,
+    ) -> None:
         footer = file.index().footer
         index = self._content(index_name(file.path))
         key, etag = f"{self.origin.prefix}{file.path.rpartition('/')[2]}", None
@@ -193,8 +207,13 @@ class Exporter:
         additions = [self._gap(found) for found in missing]
         additions += [self._gap(gap)] if gap is not None and gap.stop > self.exported else []
         additions.append(self._descriptor(file, footer, key, etag, index_bytes=len(index), producers=producers))
+        is_unused = give_back(file.end)
         with publishing(file.end):
-            self._catalog.extend(self.origin.epoch, additions)
+            if is_unused is None:
+                self._catalog.extend(self.origin.epoch, additions)
+            else:
+                self.has_given_back = False
+                self.has_given_back = self._catalog.extend(self.origin.epoch, additions, is_unused)
             self.exported = file.end
         self.objects += 1
         self.bytes += footer.segment_bytes

@@ -6,13 +6,13 @@ Memory stays bounded: a few blocks for each of the latest readers, never more th
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.blobs.blocks import BUDGET_BYTES, Budget, ReadAhead
@@ -47,6 +47,7 @@ SPOT = 1
 REPLACED = (BlobMissing, BlobChanged, FileNotFoundError)
 """How an object answers that compaction has replaced, or that is lost."""
 READABLE = (DescriptorKind.FRAMES, DescriptorKind.PARQUET)
+_NO_TIME: Final = -(2**63) - 1
 OpenSegment = Callable[[SegmentDescriptor], SealedSegment]
 T = TypeVar("T")
 _Place: TypeAlias = tuple[str, str, int, str | None, str]
@@ -70,6 +71,9 @@ class History:
         self._open_segment = open_segment
         self._lock = RankedLock(Rank.IO, "history.descriptors")
         self._descriptors: list[SegmentDescriptor] = []
+        """In order. It grows while the catalog does; where pieces of it are replaced, there is another list."""
+        self._tops: list[int] = []
+        """For each descriptor the newest time of a record in it or before it."""
         self._generation = -1
         self._segments: OrderedDict[_Place, SealedSegment] = OrderedDict()
         self._ends: deque[int] = deque(maxlen=READERS_KNOWN)
@@ -78,9 +82,13 @@ class History:
         """Bulk loads that are over: how they ended never changes."""
         self.end = 0
         """Everything below is history, as far as it is known here."""
+        self.loads: dict[str, int] = {}
+        """Where the bulk loads begin that the catalog still names as such: most are over."""
         self.compactions = 0
         """How often segments turned up here that others were compacted into."""
-        self._compacted: frozenset[str] = frozenset()
+        self._compacted: set[str] = set()
+        self._begun = self._taken = 0
+        """Looks at the catalog that were begun, and which of them was taken in last."""
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """Records from `offset` on, at least one if history covers it; an empty page behind its end.
@@ -131,7 +139,7 @@ class History:
             return Page([], [], offset)
         gap = descriptor.gap
         if descriptor.load_id is not None:
-            status = self._load_status(descriptor.load_id)
+            status = self.load_status(descriptor.load_id)
             if status is LoadStatus.OFFERED:
                 return Page([], [], offset)
             if status is LoadStatus.ABANDONED:
@@ -162,8 +170,12 @@ class History:
         return self._tried(f"offset {offset}", lambda: self._segment(found).damage_at(offset))
 
     def _offset_at_time(self, timestamp: int) -> int | None:
-        for descriptor in self._descriptors:
-            if descriptor.kind in READABLE and descriptor.records and descriptor.time_max >= timestamp:
+        with self._lock:
+            descriptors, tops = self._descriptors, self._tops
+        # The first whose newest record is not older, and after it each one: its records may have been given up.
+        for place in range(bisect_left(tops, timestamp), len(descriptors)):
+            descriptor = descriptors[place]
+            if _top(descriptor) >= timestamp:
                 if self._is_given_up(descriptor):
                     continue
                 found = self._segment(descriptor).offset_at_time(timestamp)
@@ -194,8 +206,17 @@ class History:
             return Gap(start, stop, Reason.SKIPPED)
         if piece.gap is not None:
             return Gap(start, stop, piece.gap.reason)
-        waits = piece.load_id is not None and self._load_status(piece.load_id) is LoadStatus.OFFERED
+        waits = piece.load_id is not None and self.load_status(piece.load_id) is LoadStatus.OFFERED
         return InHistory(partial(self._segment, piece), waits, piece.records == piece.end - piece.start)
+
+    def before_gaps(self, end: int) -> int:
+        """Where the gaps begin that history ends in, if `end` is its end; else `end`. By what is known here."""
+        with self._lock:
+            for piece in reversed(self._descriptors):
+                if piece.end != end or piece.gap is None:
+                    break
+                end = piece.start
+        return end
 
     def is_waiting(self, offset: int) -> bool:
         """Whether this offset can be read only once a bulk load is committed."""
@@ -203,25 +224,56 @@ class History:
             self.refresh()
         found = self._covering(offset)
         load_id = found.load_id if found is not None else None
-        return load_id is not None and self._load_status(load_id) is LoadStatus.OFFERED
+        return load_id is not None and self.load_status(load_id) is LoadStatus.OFFERED
 
     def refresh(self) -> None:
-        """Look at the catalog again, if it has moved."""
+        """Look at the catalog again, if it has moved. Where it has only grown, what was added is read and no more."""
+        while not self._is_looked_at():
+            pass
+
+    def _is_looked_at(self) -> bool:
+        """Look once; false if what was read goes on from what another look has changed meanwhile."""
+        with self._lock:
+            self._begun += 1
+            look = self._begun
         frontier = self._catalog.frontier()
         with self._lock:
-            if (frontier.next, frontier.cur.generation) == (self.end, self._generation):
-                return
-        descriptors = self._catalog.descriptors()
-        unknown = {piece.load_id for piece in descriptors if piece.load_id is not None} - self._loads.keys()
+            generation, end = self._generation, self.end
+            if (frontier.next, frontier.cur.generation) == (end, generation):
+                return True
+        added = self._catalog.descriptors_behind(end, generation) if frontier.cur.generation == generation else None
+        found = self._catalog.descriptors() if added is None else added
+        unknown = {piece.load_id for piece in found if piece.load_id is not None} - self._loads.keys()
         if len(unknown) > 1:
             self._loads.update(dict.fromkeys(self._catalog.committed_loads(unknown, frontier), LoadStatus.COMMITTED))
         with self._lock:
-            compacted = frozenset(piece.object_key for piece in descriptors if piece.kind is DescriptorKind.PARQUET)
-            self.compactions += bool(compacted - self._compacted)
-            self._compacted = compacted
-            self._descriptors = descriptors
+            if look < self._taken:
+                # One that was begun later is over already, and knows no less.
+                return True
+            if added is not None and (generation, end) != (self._generation, self.end):
+                return False
+            self._taken = look
+            self._take(found, is_all=added is None)
             self._generation = frontier.cur.generation
-            self.end = descriptors[-1].end if descriptors else 0
+            return True
+
+    def _take(self, found: list[SegmentDescriptor], *, is_all: bool) -> None:
+        """This is history from now on, or what was added to it."""
+        compacted = {piece.object_key for piece in found if piece.kind is DescriptorKind.PARQUET}
+        self.compactions += bool(compacted - self._compacted)
+        # The first piece of a load is where it begins.
+        loads = {piece.load_id: piece.start for piece in reversed(found) if piece.load_id is not None}
+        before = _NO_TIME if is_all or not self._tops else self._tops[-1]
+        tops = list(accumulate(map(_top, found), max, initial=before))[1:]
+        if is_all:
+            self._descriptors, self._tops, self._compacted, self.loads = found, tops, compacted, loads
+            self.end = found[-1].end if found else 0
+        elif found:
+            self._tops += tops
+            self._descriptors += found
+            self._compacted |= compacted
+            self.loads = {**loads, **self.loads} if loads else self.loads
+            self.end = found[-1].end
 
     def renew(self) -> None:
         """As `refresh`, unless no reader has looked yet: then there is nothing that could be out of date."""
@@ -235,7 +287,8 @@ class History:
                 segment.close()
             self._segments.clear()
 
-    def _load_status(self, load_id: str) -> LoadStatus:
+    def load_status(self, load_id: str) -> LoadStatus:
+        """How far a bulk load is. Asks the metadata store until it is over, which never changes again."""
         status = self._loads.get(load_id)
         if status is None:
             status = self._catalog.load_status(load_id)
@@ -245,7 +298,7 @@ class History:
 
     def _is_given_up(self, descriptor: SegmentDescriptor) -> bool:
         load_id = descriptor.load_id
-        return load_id is not None and self._load_status(load_id) is LoadStatus.ABANDONED
+        return load_id is not None and self.load_status(load_id) is LoadStatus.ABANDONED
 
     def _page_bytes(self, offset: int, bytes_max: int) -> int:
         """Less for a reader that has just come, so that it has its first record soon."""
@@ -277,6 +330,11 @@ class History:
 
 def _start(piece: SegmentDescriptor) -> int:
     return piece.start
+
+
+def _top(piece: SegmentDescriptor) -> int:
+    """The newest time of its records."""
+    return piece.time_max if piece.kind in READABLE and piece.records else _NO_TIME
 
 
 def _class_of(descriptor: SegmentDescriptor) -> type[StoredSegment]:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from forebay.clock import Clock
 from forebay.locks import Rank, RankedRLock
+from forebay.topics import NAMESPACE_DEFAULT
 
 BOUNDS_SECONDS: Final = (
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01,
@@ -109,7 +110,17 @@ class Metric(Enum):
         "forebay_subscription_consumers", MetricKind.GAUGE, "Consumers attached to subscriptions",
     )  # fmt: skip
     SUBSCRIPTION_LAG = (
-        "forebay_subscription_lag", MetricKind.GAUGE, "Offsets not done by subscriptions that had consumers here",
+        "forebay_subscription_lag", MetricKind.GAUGE, "Offsets not done by subscriptions",
+    )  # fmt: skip
+    READER_LAG = ("forebay_reader_lag", MetricKind.GAUGE, "Offsets not done by readers and groups")
+    LAG_AGE_SECONDS = (
+        "forebay_lag_age_seconds", MetricKind.GAUGE, "How long ago the cursors were looked at that lags are made of",
+    )  # fmt: skip
+    DISK_FREE_BYTES = (
+        "forebay_disk_free_bytes", MetricKind.GAUGE, "Free bytes of the disks that the log is written to",
+    )  # fmt: skip
+    DISK_FREE_BYTES_MIN = (
+        "forebay_disk_free_bytes_min", MetricKind.GAUGE, "Below so many free bytes appends are refused",
     )  # fmt: skip
     SUBSCRIPTION_HELD = (
         "forebay_subscription_held", MetricKind.GAUGE, "Records that consumers hold and have not acknowledged",
@@ -258,13 +269,20 @@ class _Counting(NamedTuple):
     counts: ShardCounts
 
 
+def _pattern(text: str) -> str:
+    """A pattern of names as they are written in full: `orders` is the topic `default/orders`, `*` is every topic."""
+    text = text.removeprefix("/")
+    is_name = "/" not in text and not any(mark in text for mark in "*?[")
+    return f"{NAMESPACE_DEFAULT}/{text}" if is_name else text
+
+
 class LogMeter:
     """Adds up what all shards of a log count, and counts what concerns the log as a whole. Safe for concurrent use."""
 
     def __init__(self, clock: Clock, topics: Sequence[str] = ()) -> None:
         """Topics whose name one of these patterns matches (`shop/*`) get numbers of their own, at most `TOPICS_MAX`."""
         self._clock = clock
-        self._topics = tuple(topics)
+        self._topics = tuple(_pattern(topic) for topic in topics)
         self._lock = RankedRLock(Rank.LEAF, "meter.sums")
         """Its holder may take it again: a signal handler that shows the status may have interrupted it there."""
         self._is_folding = False

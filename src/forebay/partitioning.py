@@ -147,33 +147,81 @@ def check_partition(partition: int, partitions: int) -> None:
         raise Invalid(f"partition is {partition}; this topic has 0 to {partitions - 1}")
 
 
+def resolve_named(
+    partition: int | None, named: Partitions | None, partitions: int
+) -> tuple[int | None, Partitions | None]:
+    """The partition that a call names for all its records, and those that they name, as one number if that is enough.
+
+    `named` has an entry for each record, -1 for one that names none. `Invalid` for a partition that a topic with so
+    many does not have, and for a record that names another one than the call.
+    """
+    if partition is not None:
+        check_partition(partition, partitions)
+    if named is None:
+        return partition, None
+    if int(named.max()) >= partitions:
+        row = int(np.argmax(named >= partitions))
+        raise Invalid(f"record {row} names partition {named[row]}; this topic has 0 to {partitions - 1}")
+    wanted = int(named[0]) if partition is None else partition
+    others = named != wanted if partition is None else (named >= 0) & (named != wanted)
+    if not others.any():
+        return (wanted, None) if wanted >= 0 else (None, None)
+    if partition is None:
+        return None, named
+    row = int(np.argmax(others))
+    raise Invalid(f"record {row} names partition {named[row]}, and the call names {partition}: give one of them")
+
+
+def placed_by(named: Partitions, others: int | Partitions) -> Partitions:
+    """The partition that each record names, and those of `others` for records that name none (-1)."""
+    return np.where(named >= 0, named, others)
+
+
 class Partitioner:
     """Chooses partitions for one topic handle. Safe for concurrent calls."""
 
-    def __init__(self, partitions: int, turns: Iterator[int] | None = None) -> None:
-        """`turns` counts the records and batches without a key; handles that share it continue one sequence."""
-        self.partitions = partitions
+    def __init__(self, *counts: int, turns: Iterator[int] | None = None) -> None:
+        """`counts` are how many partitions the topic has, and had before any were added, the newest first.
+
+        `turns` counts the records and batches without a key; handles that share it continue one sequence.
+        """
+        self.counts = counts
         self._turns = itertools.count() if turns is None else turns
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions there are."""
+        return self.counts[0]
 
     def choose(self, key: Key | None, *, partition: int | None = None, producer: int = 0) -> int:
         """One record's partition: the one asked for, else by key, else by producer (0 means none), else in turn."""
         if partition is not None:
             return self._checked(partition)
         if key is None and not producer:
-            return next(self._turns) % self.partitions
+            # As `partitions`, without that call: most single appends come by here.
+            return next(self._turns) % self.counts[0]
         if key is not None:
             return partition_of_key(key, self.partitions)
         return self._keyless(producer)
 
     def choose_many(
-        self, keys: Sequence[Key | None] | None, count: int, *, partition: int | None = None, producer: int = 0
+        self,
+        keys: Sequence[Key | None] | None,
+        count: int,
+        *,
+        partition: int | None = None,
+        producer: int = 0,
+        named: Partitions | None = None,
     ) -> int | Partitions:
         """The partitions of one call's records: a single number where all go together, else one per record.
 
-        Keyless records of one call stay together, so that an append without keys is one atomic batch.
+        Keyless records of one call stay together, so that an append without keys is one atomic batch. `partition` and
+        `named` are as `resolve_named` gives them.
         """
         if partition is not None:
             return self._checked(partition)
+        if named is not None:
+            return placed_by(named, self.choose_many(keys, count, producer=producer))
         if keys is None:
             return self._keyless(producer)
         if len(keys) != count:

@@ -182,6 +182,18 @@ class Places:
         """Every store that objects of this directory's topics may lie in."""
         return list(self._stores.values())
 
+    @property
+    def by_name(self) -> Mapping[str, BlobStore]:
+        """The same by the names that descriptors have for them."""
+        return self._stores
+
+    def for_new_objects(self, *, is_shared: bool) -> tuple[BlobStore, str]:
+        """Where new objects of history go, and what descriptors call it: the data directory, unless it is shared."""
+        if not is_shared:
+            return self.loads.open(), self.loads_name
+        assert self.store is not None
+        return self.store, self.store_name
+
     def store_of(self, name: str) -> BlobStore:
         """The store of this name; `Unavailable` if it is none of those that are known here."""
         if name not in self._stores:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from forebay.catalog.entries import decode_entry, read_or_log, readable
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import (
@@ -22,16 +23,16 @@ from forebay.errors import (
     Indeterminate,
     Invalid,
     Unavailable,
+    UnknownSubscription,
     UnknownTopic,
-    UnsupportedFormat,
 )
-from forebay.format.metadata.keys import progress_key, topic_key
+from forebay.format.metadata.keys import progress_key, subscription_key, topic_key
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.locks import Rank, RankedLock
-from forebay.metadata import Delete, Entry, MetadataStore, Put, RevisionIs
+from forebay.metadata import Absent, Delete, Entry, MetadataStore, Put, RevisionIs
 from forebay.metadata.seam import OPERATIONS_MAX
 from forebay.records import OFFSET_MAX, SpentReason
-from forebay.topics import TopicSpec
+from forebay.topics import SubscriptionSpec, TopicSpec
 
 READER_CHARACTERS_MAX = 100
 NOTE_BYTES_MAX = 4096
@@ -51,6 +52,7 @@ PAGE_KEYS = 500
 logger = logging.getLogger(__name__)
 
 _READER = re.compile(r"[A-Za-z0-9._-]+")
+_RESERVED = re.compile(r"router-[0-9a-f]{16}|copy-[0-9a-f]{32}|forebay\..*", re.DOTALL)
 
 
 class AckedAbove(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,8 +87,25 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
     run: str | msgspec.UnsetType = msgspec.UNSET
     """Drawn when a subscription with a dead-letter topic begins at a place: another one after each seek."""
+    letters_to: str | msgspec.UnsetType = msgspec.UNSET
+    """The dead-letter topic of the run; cursors of earlier versions do not say it."""
     spent: tuple[SpentNote, ...] | msgspec.UnsetType = msgspec.UNSET
     """Why records are spent that are not in the dead-letter topic yet."""
+    subscription: str | msgspec.UnsetType = msgspec.UNSET
+    """The id of the subscription whose cursor this is: a later one of its name goes by its own."""
+
+    def is_of(self, subscription: str) -> bool:
+        """Whether this may be the cursor of the subscription with this id; those of readers and groups have none."""
+        return isinstance(self.subscription, msgspec.UnsetType) or self.subscription == subscription
+
+
+class ReservedReader(str):
+    """The name of a reader that is Forebay's own: of a router, a copy or a replay. Only such a name moves its cursors.
+
+    A caller names readers by a plain `str`.
+    """
+
+    __slots__ = ()
 
 
 class ReaderName(NamedTuple):
@@ -122,6 +141,16 @@ class FoundCursor(NamedTuple):
 
     namespace: str
     topic: str
+    partition: int
+    progress: Progress
+
+
+class ReaderCursor(NamedTuple):
+    """A cursor as it is stored, with the name of its reader."""
+
+    namespace: str
+    topic: str
+    reader: str
     partition: int
     progress: Progress
 
@@ -256,12 +285,29 @@ class ProgressStore:
         def change(stored: _Stored | None) -> Write[None] | Done[None]:
             if stored is not None and stored.progress == progress:
                 return Done(None)
+            if stored is not None:
+                self._check_reset(name, partition, stored.progress, progress)
             guards = self._guards(name, key, stored, progress, defined=defined)
             return Write(guards, [_put(key, stored, progress)], None)
 
         what = _not_moved([(name, partition)])
         transact(self._store, lambda: self._stored(key), change, what=what, clock=self._clock)
         self._known.drop([(name, partition)])
+
+    @staticmethod
+    def _check_reset(name: ReaderName, partition: int, stands: Progress, wanted: Progress) -> None:
+        """Raise unless the subscription is still the one that is moved, by the owner of the partition."""
+        if stands.incarnation != wanted.incarnation or isinstance(wanted.subscription, msgspec.UnsetType):
+            return
+        if not stands.is_of(wanted.subscription):
+            raise _deleted(name)
+        if stands.epoch > wanted.epoch:
+            topic = f"{name.namespace}/{name.topic}"
+            raise Unavailable(
+                f"{topic}[{partition}] has another owner by now: {name.reader} stays at {stands.offset}; seek there",
+                topic=topic,
+                partition=partition,
+            )
 
     def move_from(
         self, name: ReaderName, partition: int, expected: int, progress: Progress, *, defined: bool = False
@@ -297,13 +343,16 @@ class ProgressStore:
         self._known.drop([(name, partition)])
 
     def of(self, reader: str) -> Iterator[FoundCursor]:
-        """Every cursor of this reader, topic by topic. Reads pages, and passes over the cursors of other readers."""
+        """Every cursor of this reader, topic by topic; those that cannot be read are logged and left out.
+
+        Reads pages, and passes over the cursors of other readers.
+        """
         after: str | None = None
         while page := self._store.range(self._all, start_after=after, limit=PAGE_KEYS):
             for entry in page:
                 namespace, topic, name, partition = self._parts(entry.key)
-                if name == reader:
-                    yield FoundCursor(namespace, topic, int(partition), decode_value(entry.value, Progress)[0])
+                if name == reader and (found := read_or_log(entry, Progress)) is not None:
+                    yield FoundCursor(namespace, topic, int(partition), found[0])
             last = page[-1].key
             namespace, topic, *_ = self._parts(last)
             wanted = f"{self._all}{namespace}/{topic}/{reader}"
@@ -313,14 +362,27 @@ class ProgressStore:
                 # Behind every reader of the topic: no name has a character behind this one.
                 after = last if last.startswith(f"{wanted}/") else f"{self._all}{namespace}/{topic}/~"
 
-    def names(self) -> list[str]:
-        """The names of all readers that have a cursor anywhere. Reads pages, not every partition of each."""
-        found: set[str] = set()
+    def every(self) -> Iterator[ReaderCursor]:
+        """Every cursor of every reader, page by page; those that cannot be read are logged and left out."""
         after: str | None = None
         while page := self._store.range(self._all, start_after=after, limit=PAGE_KEYS):
-            found.update(self._parts(entry.key)[2] for entry in page)
-            # Behind every partition of the last reader: this character comes after all digits.
-            after = f"{page[-1].key.rpartition('/')[0]}/:"
+            for entry, progress in readable(page, Progress):
+                namespace, topic, reader, partition = self._parts(entry.key)
+                yield ReaderCursor(namespace, topic, reader, int(partition), progress)
+            after = page[-1].key
+
+    def names(self, below: Iterable[str] = ("",)) -> list[str]:
+        """The names of all readers that have a cursor in a topic whose name, and a slash, begins with one of `below`.
+
+        Reads the cursors of those topics alone, in pages, and not every partition of each reader.
+        """
+        found: set[str] = set()
+        for prefix in below:
+            after: str | None = None
+            while page := self._store.range(f"{self._all}{prefix}", start_after=after, limit=PAGE_KEYS):
+                found.update(self._parts(entry.key)[2] for entry in page)
+                # Behind every partition of the last reader: this character comes after all digits.
+                after = f"{page[-1].key.rpartition('/')[0]}/:"
         return sorted(found)
 
     def readers(self, namespace: str, topic: str) -> list[str]:
@@ -328,11 +390,11 @@ class ProgressStore:
         prefix = f"{self._all}{namespace}/{topic}/"
         return sorted({entry.key.removeprefix(prefix).split("/")[0] for entry in self._store.range(prefix)})
 
-    def forget(self, name: ReaderName, partitions: int) -> None:
-        """Remove every cursor of a reader."""
+    def forget(self, name: ReaderName, partitions: int, subscription: str | None = None) -> None:
+        """Remove every cursor of a reader; of a subscription with this id, those of a later one of its name stay."""
         keys = [self._key(name, partition) for partition in range(partitions)]
         for first in range(0, len(keys), OPERATIONS_MAX):
-            self._remove(name, keys[first : first + OPERATIONS_MAX])
+            self._remove(name, keys[first : first + OPERATIONS_MAX], subscription)
         self._known.drop((name, partition) for partition in range(partitions))
 
     def outdate_topic(self, namespace: str, topic: str) -> None:
@@ -342,11 +404,20 @@ class ProgressStore:
     def forget_topic(self, namespace: str, topic: str, incarnation: str) -> None:
         """Remove every cursor of a topic that was deleted; those of a new one of its name stay.
 
-        So does one that cannot be read, which is logged. `Unavailable` if another process keeps moving one of them.
+        One that cannot be read goes as well, unless there is a new one. `Unavailable` if another process keeps moving
+        one of them.
         """
+        no_new = Absent(topic_key(namespace, topic, prefix=self._prefix))
         for _ in range(FORGET_ATTEMPTS):
             entries = self._store.range(f"{self._all}{namespace}/{topic}/")
-            stale = [entry for entry in entries if _is_of(entry, incarnation)]
+            stale = []
+            for entry in entries:
+                found = read_or_log(entry, Progress)
+                if found is None:
+                    unchanged = RevisionIs(entry.key, entry.mod_revision)
+                    self._store.transaction([unchanged, no_new], [Delete(entry.key)])
+                elif found[0].incarnation == incarnation:
+                    stale.append(entry)
             is_done = True
             for first in range(0, len(stale), OPERATIONS_MAX // 2):
                 part = stale[first : first + OPERATIONS_MAX // 2]
@@ -356,9 +427,12 @@ class ProgressStore:
                 return
         raise Unavailable(f"{namespace}/{topic}: another process moves cursors of the deleted topic; try again")
 
-    def _remove(self, name: ReaderName, keys: Sequence[str]) -> None:
+    def _remove(self, name: ReaderName, keys: Sequence[str], subscription: str | None) -> None:
         def read() -> list[Entry]:
-            return [entry for key in keys if (entry := self._store.get(key)) is not None]
+            found = [entry for key in keys if (entry := self._store.get(key)) is not None]
+            if subscription is None:
+                return found
+            return [entry for entry in found if _may_be_of(entry, subscription)]
 
         def change(entries: list[Entry]) -> Write[None] | Done[None]:
             compares = [RevisionIs(entry.key, entry.mod_revision) for entry in entries]
@@ -428,7 +502,7 @@ class ProgressStore:
                     attempt.advanced.standing[place] = stored.progress.offset
                     continue
                 guards = self._guards(name, key, stored, progress, defined=defined, topics=topics)
-            except (Corrupt, Invalid, UnknownTopic) as error:
+            except (Corrupt, Invalid, UnknownTopic, UnknownSubscription) as error:
                 attempt.advanced.failed[place] = error
                 continue
             compares.update((guard.key, guard) for guard in guards)
@@ -486,13 +560,26 @@ class ProgressStore:
                     topic=f"{name.namespace}/{name.topic}",
                 )
             compares.append(RevisionIs(topic, entry.mod_revision if entry is not None else 0))
+        if stored is None and not isinstance(wanted.subscription, msgspec.UnsetType):
+            compares.append(self._subscribed(name, wanted.subscription))
         return compares
+
+    def _subscribed(self, name: ReaderName, subscription: str) -> RevisionIs:
+        """What must still hold where a subscription has no cursor yet: that it is defined; else `UnknownSubscription`.
+
+        Its deletion has removed its cursors, and would not remove this one.
+        """
+        key = subscription_key(name.namespace, name.topic, name.reader, prefix=self._prefix)
+        entry = self._store.get(key)
+        if entry is None or decode_value(entry.value, SubscriptionSpec)[0].subscription_id != subscription:
+            raise _deleted(name)
+        return RevisionIs(key, entry.mod_revision)
 
     def _stored(self, key: str) -> _Stored | None:
         entry = self._store.get(key)
         if entry is None:
             return None
-        progress, unknown = decode_value(entry.value, Progress)
+        progress, unknown = decode_entry(entry, Progress)
         return _Stored(progress, unknown, entry.mod_revision)
 
     @property
@@ -508,13 +595,12 @@ class ProgressStore:
         return progress_key(name.namespace, name.topic, name.reader, partition, prefix=self._prefix)
 
 
-def _is_of(entry: Entry, incarnation: str) -> bool:
-    """Whether the cursor is of this topic, and not of another of its name."""
+def _may_be_of(entry: Entry, subscription: str) -> bool:
+    """Whether the cursor is of the subscription with this id; one that is damaged is of use to no other."""
     try:
-        return decode_value(entry.value, Progress)[0].incarnation == incarnation
-    except (Corrupt, UnsupportedFormat) as error:
-        logger.warning("the cursor at %s stays, though its topic is deleted: %s", entry.key, error)
-        return False
+        return decode_value(entry.value, Progress)[0].is_of(subscription)
+    except Corrupt:
+        return True
 
 
 def _put(key: str, stored: _Stored | None, progress: Progress) -> Put:
@@ -532,14 +618,33 @@ def _add(advanced: Advanced, found: Advanced) -> None:
     advanced.failed.update(found.failed)
 
 
+def is_reserved(reader: str) -> bool:
+    """Whether the name is one that Forebay keeps for the cursors of routers, of copies and of replays."""
+    return _RESERVED.fullmatch(reader) is not None
+
+
+def check_not_reserved(reader: str) -> None:
+    """`Invalid` for a name that Forebay keeps, unless it is Forebay that gives it.
+
+    A caller who could move such a cursor would make a router, a copy or a replay skip records, or repeat them.
+    """
+    if is_reserved(reader) and not isinstance(reader, ReservedReader):
+        raise Invalid(
+            f"{reader!r} is a place that Forebay keeps for a router, a copy or a replay, and no caller moves it: take "
+            "another name; a router is paused, altered and deleted as a router"
+        )
+
+
 def moves_on(stands: Progress, wanted: Progress) -> bool:
     """Whether the cursor goes forward: further, or into another incarnation of the topic.
 
-    That of a subscription is moved by the owner of its partition alone, never by one before it; at the same offset,
-    what is done above and how often records were delivered is news, too.
+    That of a subscription is moved by the owner of its partition alone, never by one before it, nor for one that was
+    deleted; at the same offset, what is done above and how often records were delivered is news, too.
     """
     if stands.incarnation != wanted.incarnation:
         return True
+    if not is_same_subscription(stands, wanted):
+        return False
     if isinstance(wanted.acked, msgspec.UnsetType):
         return wanted.offset > stands.offset
     if wanted.epoch < stands.epoch or wanted.offset < stands.offset:
@@ -547,9 +652,23 @@ def moves_on(stands: Progress, wanted: Progress) -> bool:
     return _said(wanted) != _said(stands)
 
 
+def is_same_subscription(stands: Progress, wanted: Progress) -> bool:
+    """Whether a cursor that stands is that of the subscription for which another is to be stored, if for any."""
+    return isinstance(wanted.subscription, msgspec.UnsetType) or stands.is_of(wanted.subscription)
+
+
+def _deleted(name: ReaderName) -> UnknownSubscription:
+    topic = f"{name.namespace}/{name.topic}"
+    return UnknownSubscription(
+        f"the subscription {name.reader} of {topic} was deleted: what was acknowledged in it counts no more; "
+        "subscribe again",
+        topic=topic,
+    )
+
+
 def _said(progress: Progress) -> tuple[object, ...]:
     """What the cursor of a subscription says beside its owner."""
-    return progress.offset, progress.acked, progress.attempts, progress.run, progress.spent
+    return progress.offset, progress.acked, progress.attempts, progress.run, progress.letters_to, progress.spent
 
 
 def check_progress(progress: Progress) -> None:

@@ -55,8 +55,9 @@ class Cursor(Generic[R]):
         """The next records, below `stop` if given; empty at the end. Gaps are reported before what follows them.
 
         Deleted records are stepped over in silence. Without `on_gap`, a lost or damaged range raises `DataLoss` once;
-        the next pull goes on behind it. A source that was closed is asked for again: that says why (moved, deleted,
-        the log closed as a whole), or gives the one that was opened since, and the cursor goes on there.
+        the next pull goes on behind it. A source that was closed, before the read or during it, is asked for again:
+        that says why (moved, deleted, the log closed as a whole), or gives the one that was opened since, and the
+        cursor goes on there.
         """
         is_second = False
         while stop is None or self.next < stop:
@@ -72,6 +73,10 @@ class Cursor(Generic[R]):
                 raise Unavailable(f"{self._name} cannot be read at offset {self.next}: {error}; try again") from error
             if page.next == self.next:
                 return []
+            if self._find is not None and (found := self._find(self.partition)) is not self.source:
+                # Lost, moved or opened again while it was read: what it gave may have ended since.
+                self.source = found
+                continue
             if stop is not None:
                 page = page.clipped(stop)
             check_page(self._name, self.next, page)

@@ -22,6 +22,8 @@ HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[tuple[str, bytes 
 OFFSET_MAX = 2**63 - 1
 TAG_BYTES_MAX = 1024
 HEADERS_MAX = 1000
+COPIED_HEADERS_MAX = 1200
+"""Of a record that Forebay itself copies, and adds headers of its own to: a dead letter, or a routed record."""
 TIMESTAMP_MAX = 2**62
 
 
@@ -179,6 +181,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """What a consumer said last about it (`nack(error=…)`)."""
     at: int
     """When it was put there, in milliseconds since 1970 UTC."""
+    is_vouched: bool = False
+    """Whether its seal says that a subscription has sent it. Else some caller may have appended it, headers and all."""
 
 
 class LetterPage(NamedTuple):

@@ -19,6 +19,8 @@ from forebay.records import TAG_BYTES_MAX, Headers, Record
 
 NAME_CHARACTERS_MAX: Final = 100
 SOURCES_MAX: Final = 100
+READER_PREFIX: Final = "router-"
+"""The names of the readers of routers begin with this, in the topics that they read."""
 CONDITIONS_MAX: Final = 100
 """Tags, headers to match, to set and to remove that a rule may name, of each kind."""
 RULE_BYTES_MAX: Final = 64 * 1024
@@ -29,6 +31,9 @@ NO_KEY: Final = "none"
 TAG_AS_KEY: Final = "tag"
 HEADER_AS_KEY: Final = "header:"
 """Followed by the name of a header, whose first value becomes the key."""
+
+TOO_LARGE: Final = "too_large"
+"""Under which `RouterStatus.lost` has records that the destination cannot hold with the headers they get."""
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_CHARACTERS_MAX}}}")
 
@@ -162,7 +167,7 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reader(self) -> str:
         """The name under which the router's cursors are stored in its sources."""
-        return f"router-{self.router_id}"
+        return f"{READER_PREFIX}{self.router_id}"
 
 
 class RouterState(StrEnum):
@@ -193,7 +198,7 @@ class RouterStatus:
     left_out: int
     """Records that the rule does not take."""
     lost: dict[str, int] = field(default_factory=dict)
-    """Offsets for which the sources have no readable record any more, by the reason."""
+    """Offsets for which the sources have no readable record any more, by the reason, and records that are too large."""
     failures: dict[str, str] = field(default_factory=dict)
     """By partition, as `shop/orders[3]`, what keeps it waiting."""
 

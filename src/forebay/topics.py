@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -45,8 +45,12 @@ class TopicName:
 
     namespace: str
     topic: str
+    topic_id: str | None = field(default=None, compare=False, repr=False)
+    """The topic that is meant, for a caller who means no later one of this name: that is `UnknownTopic` then."""
 
     def __post_init__(self) -> None:
+        if self.topic_id is not None and not _TOPIC_ID.fullmatch(self.topic_id):
+            raise Invalid(f"the id of a topic is {self.topic_id!a:.80}; it has 32 digits of 0-9 a-f")
         for part in (self.namespace, self.topic):
             flaw = _flaw(part)
             if flaw is not None:
@@ -70,6 +74,10 @@ class TopicName:
             if flaw is not None:
                 raise Invalid(f"{_shown(text)} is not a topic name: {flaw}; {_ALLOWED}")
         return cls(NAMESPACE_DEFAULT, parts[0]) if len(parts) == 1 else cls(*parts)
+
+    def means(self, topic_id: str) -> bool:
+        """Whether the topic with this id is the one that is meant."""
+        return self.topic_id in (None, topic_id)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.topic}"
@@ -195,10 +203,23 @@ class TopicDispatch(enum.StrEnum):
     """At most once: from now on, without a stored cursor; what a slow consumer misses is counted."""
 
 
+class OnOwnerLoss(enum.StrEnum):
+    """What happens to a partition whose owner is gone, with records that its directory alone has.
+
+    Where history is shared: elsewhere no other directory can go on.
+    """
+
+    WAIT = "wait"
+    """No other directory takes it over, until its own is back or an operator accepts the loss."""
+    TAKE_OVER = "take_over"
+    """The next write elsewhere takes it over, and what was not exported is lost."""
+
+
 class TopicLimits(TypedDict, total=False):
     """How much of a topic is kept, and what of it: each partition by itself. A limit of `None` is none.
 
-    And `dispatch`: how its subscriptions deliver.
+    And `dispatch`: how its subscriptions deliver; `on_owner_loss`: whether its partitions wait for an owner that is
+    gone.
     """
 
     cap_records: int | None
@@ -208,6 +229,7 @@ class TopicLimits(TypedDict, total=False):
     cleanup: str
     compact_lag_ms: int
     dispatch: str
+    on_owner_loss: str
 
 
 class TopicChanges(TopicLimits, total=False):
@@ -243,6 +265,18 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     dispatch: TopicDispatch = TopicDispatch.RELIABLE
     earlier: tuple[int, ...] = ()
     """How many partitions it had in each generation before this one: where older records of a key lie."""
+    on_owner_loss: OnOwnerLoss | msgspec.UnsetType = msgspec.UNSET
+    """As stored: a definition of an older version has none. `loss_policy` is what holds."""
+
+    @property
+    def partition_counts(self) -> tuple[int, ...]:
+        """How many partitions it has, and had in each generation before, the newest first."""
+        return (self.partitions, *reversed(self.earlier))
+
+    @property
+    def partition_generation(self) -> int:
+        """The number of generations of partitions that are known."""
+        return len(self.earlier) + 1
 
     @classmethod
     def create(
@@ -262,6 +296,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         cleanup: str = Cleanup.DELETE,
         compact_lag_ms: int = COMPACT_LAG_MS,
         dispatch: str = TopicDispatch.RELIABLE,
+        on_owner_loss: str | None = None,
     ) -> TopicSpec:
         """The checked definition of a new topic. Of engine and durability, one may follow from the other."""
         if not _TOPIC_ID.fullmatch(topic_id):
@@ -272,12 +307,6 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         parse_compression(compression)
         chosen_engine, chosen_durability = _engine_and_durability(engine, durability)
         lag, kept = _number("compact_lag_ms", compact_lag_ms, 0), _limit("ttl_ms", ttl_ms)
-        chosen_cleanup = _choice("cleanup", Cleanup, cleanup)
-        if chosen_cleanup is Cleanup.COMPACT and kept is not None and lag >= kept:
-            raise Invalid(
-                f'ttl_ms {kept} ends every record before compact_lag_ms {lag} lets cleanup "compact" end any: choose a '
-                "smaller lag, or a longer time to live"
-            )
         return cls(
             namespace=name.namespace,
             topic=name.topic,
@@ -291,9 +320,10 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             cap_bytes=_limit("cap_bytes", cap_bytes),
             ttl_ms=kept,
             on_full=_on_full(on_full, is_capped=cap_records is not None or cap_bytes is not None),
-            cleanup=chosen_cleanup,
+            cleanup=_cleanup(cleanup, lag, kept),
             compact_lag_ms=lag,
             dispatch=_choice("dispatch", TopicDispatch, dispatch),
+            on_owner_loss=_on_owner_loss(on_owner_loss, chosen_engine, chosen_durability),
         )
 
     def altered(self, **changes: Unpack[TopicChanges]) -> TopicSpec:
@@ -311,6 +341,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             "cleanup": self.cleanup,
             "compact_lag_ms": self.compact_lag_ms,
             "dispatch": self.dispatch,
+            "on_owner_loss": self.loss_policy,
         }
         wanted.update(changes)
         checked = TopicSpec.create(
@@ -337,6 +368,13 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> TopicName:
         return TopicName(self.namespace, self.topic)
+
+    @property
+    def loss_policy(self) -> OnOwnerLoss:
+        """What happens to a partition whose owner is gone with records that were not exported."""
+        if isinstance(self.on_owner_loss, msgspec.UnsetType):
+            return _usual_loss_policy(self.durability)
+        return self.on_owner_loss
 
     @property
     def is_limited(self) -> bool:
@@ -366,6 +404,38 @@ def _engine_and_durability(engine: str | None, durability: str | None) -> tuple[
     if in_memory:
         return Engine.MEMORY, Durability.EPHEMERAL
     return asked_engine or Engine.SEGMENT, asked or Durability.DISK
+
+
+def _cleanup(text: str, lag: int, kept: int | None) -> Cleanup:
+    chosen = _choice("cleanup", Cleanup, text)
+    if chosen is Cleanup.COMPACT and kept is not None and lag >= kept:
+        raise Invalid(
+            f'ttl_ms {kept} ends every record before compact_lag_ms {lag} lets cleanup "compact" end any: choose a '
+            "smaller lag, or a longer time to live"
+        )
+    return chosen
+
+
+def _usual_loss_policy(durability: Durability) -> OnOwnerLoss:
+    """Classes that write before they acknowledge wait for what was written; of the others nothing was promised."""
+    return OnOwnerLoss.WAIT if durability.policy.writes_before_ack else OnOwnerLoss.TAKE_OVER
+
+
+def _on_owner_loss(text: str | None, engine: Engine, durability: Durability) -> OnOwnerLoss:
+    if text is None:
+        return _usual_loss_policy(durability)
+    policy = _choice("on_owner_loss", OnOwnerLoss, text)
+    if policy is OnOwnerLoss.WAIT and engine is Engine.MEMORY:
+        raise Invalid(
+            'on_owner_loss "wait": records of engine "memory" end with their process, so there is nothing to '
+            "wait for; leave it out"
+        )
+    if policy is OnOwnerLoss.TAKE_OVER and engine is Engine.ROCKSDB:
+        raise Invalid(
+            'on_owner_loss "take_over": records of engine "rocksdb" lie in one directory, and no other takes '
+            "them over; leave it out"
+        )
+    return policy
 
 
 def _limit(what: str, limit: int | None) -> int | None:

@@ -27,6 +27,8 @@ STUCK_SECONDS = 5.0
 """After so long at one thing a thread counts as stuck, and another takes the work over."""
 STUCK_MAX = 4
 """So many stuck threads a worker may leave behind; with one more it waits until one of them comes back."""
+FRESH_MAX = 32
+"""So many threads of a pool work at most in the place of those that are stuck."""
 STUCK_NAMED = 5
 """So many of the things that threads are stuck at are named in a log line."""
 NOTICE_SECONDS = 1.0
@@ -309,8 +311,8 @@ class ItemPool(Generic[T]):
     """A few threads that do one thing for each item they are asked for; an item asked for twice is served once.
 
     Any free thread serves the item that has waited longest, and no item is served by two threads at a time: an item
-    that hangs keeps one thread, and the others go on. Where all of them hang, more are begun. A thread begins when it
-    is first needed. The lock is a leaf, held for single steps.
+    that hangs keeps one thread, and the others go on. Where all of them hang, as many more are begun. A thread begins
+    when it is first needed. The lock is a leaf, held for single steps.
 
     With `patience_s` one thread does all the work while it gets on with it, which is quicker where the work is mostly
     the interpreter's: another one joins in when the first has been at one item for so long.
@@ -420,10 +422,15 @@ class ItemPool(Generic[T]):
             # In this order: a thread that waits and does not count as idle would never be woken again.
             self._changed.notify()
             self._idle -= 1
-        elif len(self._threads) < self._threads_max + min(self._stuck(), self._stuck_max) and not self._is_stopped:
+        elif len(self._threads) < self._fresh_max() + min(self._stuck(), self._stuck_max) and not self._is_stopped:
             thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             thread.start()
             self._threads.add(thread)
+
+    def _fresh_max(self) -> int:
+        """How many threads work beside those that are stuck: as many as those, so that their number doubles with each
+        look as long as new ones get stuck, too, and what does not hang is soon served."""
+        return max(self._threads_max, min(self._stuck(), FRESH_MAX))
 
     def _stuck(self) -> int:
         """How many threads have been at their items for too long: those that one thread serves began at once."""
@@ -456,7 +463,7 @@ class ItemPool(Generic[T]):
                 self._seconds = self._clock.monotonic() - self._serving.pop(served.pop())
                 self._steps += 1
                 self._stepped_at = self._clock.now_ms()
-            while not self._is_stopped and len(self._threads) - self._stuck() <= self._threads_max:
+            while not self._is_stopped and len(self._threads) - self._stuck() <= self._fresh_max():
                 items = self._next()
                 if not items or (self._is_patient and self._patience_left() > 0):
                     self._idle += 1
@@ -473,7 +480,9 @@ class ItemPool(Generic[T]):
                         self._serving[item] = now
                         served.append(item)
                     # Items that are asked for while they are served wake no thread: this one may leave some of them.
-                    if self._asked and (len(items) > 1 or (self._patience_s and not self._is_patient)):
+                    # Where threads are stuck, those in their place are begun one by the other, not one at each look.
+                    is_slow = bool(self._patience_s) and not self._is_patient
+                    if self._asked and (len(items) > 1 or is_slow or self._stuck()):
                         self._rouse()
                     return True
             self._threads.discard(threading.current_thread())

@@ -17,7 +17,7 @@ import forebay
 import forebay.aio
 from forebay import EARLIEST, Closed, Conflict, DataLoss, Invalid, Record, Storage, Topic, Unavailable, UnknownTopic
 from forebay.aio import AsyncLog, AsyncTopic
-from forebay.aio.workers import WORKERS
+from forebay.aio.workers import CONTROL, OPEN
 from forebay.engines.registry import Registry
 from forebay.shard import SegmentShard
 from forebay.storage.background.sync import SYNC_WORKER
@@ -121,6 +121,13 @@ def test_every_method_of_the_embedded_log_is_there() -> None:
             "adopt",
             "starts",
             "views",
+            "refusal",
+            "ask_owned",
+            "read_ends",
+            "lag_end",
+            "reserved_readers",
+            "is_served_by",
+            "check_open",
         }
         assert offered - inside <= {name for name in vars(other) if not name.startswith("_")} | {"spec"}
 
@@ -486,7 +493,7 @@ def test_appends_that_wait_for_room_do_not_keep_readers_waiting(tmp_path: Path) 
         with shard.wal.committing:
             # A disk that hangs: the queue is full and as many appends wait as there are threads for them.
             queued = [inside(topic).topic.append_nowait(b"queued") for _ in range(10)]
-            waiting = [asyncio.create_task(topic.append_many([b"late"] * 5)) for _ in range(WORKERS)]
+            waiting = [asyncio.create_task(topic.append_many([b"late"] * 5)) for _ in range(OPEN.threads)]
             found = await collected(topic.read(stop=1))
         await asyncio.gather(*waiting)
         assert [await ack for ack in queued] == list(range(1, 11))
@@ -567,7 +574,7 @@ def test_a_close_does_not_wait_for_a_thread_that_long_calls_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = threading.Event()
-    begun = threading.Barrier(WORKERS + 1)
+    begun = threading.Barrier(CONTROL.threads + 1)
 
     def take_long(self: Storage) -> list[str]:
         begun.wait(PATIENCE)
@@ -578,7 +585,7 @@ def test_a_close_does_not_wait_for_a_thread_that_long_calls_have(
 
     async def use() -> None:
         log = await forebay.aio.open(tmp_path / "data", QUICK)
-        calls = [asyncio.create_task(log.groups()) for _ in range(WORKERS)]
+        calls = [asyncio.create_task(log.groups()) for _ in range(CONTROL.threads)]
         await asyncio.to_thread(begun.wait, PATIENCE)
         try:
             async with asyncio.timeout(PATIENCE):

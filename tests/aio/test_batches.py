@@ -14,7 +14,7 @@ import pytest
 import forebay
 from forebay import Indeterminate, Invalid, Topic, Unavailable, Unsupported
 from forebay.aio import AsyncLog, AsyncTopic
-from forebay.aio.workers import WORKERS
+from forebay.aio.workers import OPEN, SHARD
 from forebay.appends.queue import Paused, QueueFull
 from forebay.clock import Clock
 from forebay.engines import memory
@@ -86,7 +86,7 @@ def test_batches_that_wait_for_room_hold_up_no_other_topic(tmp_path: Path) -> No
     """As many batches as there were threads for them stopped the appends of every topic."""
 
     async def use(log: AsyncLog) -> None:
-        stuck = [await log.create_topic(f"stuck-{number}") for number in range(2 * WORKERS)]
+        stuck = [await log.create_topic(f"stuck-{number}") for number in range(2 * OPEN.threads)]
         other = await log.create_topic("other", partitions=2)
         for topic in stuck:
             await topic.append(b"first")
@@ -117,19 +117,20 @@ def test_openings_that_hang_hold_up_neither_open_topics_nor_readers(
         acquire(of, partition)
 
     async def use(log: AsyncLog) -> None:
-        slow_topic = await log.create_topic("slow", partitions=2 * WORKERS)
+        slow_topic = await log.create_topic("slow", partitions=2 * OPEN.threads)
         other = await log.create_topic("other")
         await other.append(b"first")
         monkeypatch.setattr(Topic, "acquire", slow)
         waiting = [
-            asyncio.create_task(slow_topic.append_many([b"v"], partition=partition)) for partition in range(2 * WORKERS)
+            asyncio.create_task(slow_topic.append_many([b"v"], partition=partition))
+            for partition in range(2 * OPEN.threads)
         ]
         await asyncio.sleep(0)
 
         assert await other.append_many([b"v", b"w"]) == range(1, 3)
         assert values(await collected(other.read())) == [b"first", b"v", b"w"]
         gate.set()
-        assert await asyncio.gather(*waiting) == [range(1)] * (2 * WORKERS)
+        assert await asyncio.gather(*waiting) == [range(1)] * (2 * OPEN.threads)
 
     run(tmp_path / "log", use)
 
@@ -427,7 +428,7 @@ def test_readers_that_hang_hold_up_no_large_batch(tmp_path: Path, monkeypatch: p
     async def use(log: AsyncLog) -> None:
         topic, read = await log.create_topic("t"), Topic.offsets
         monkeypatch.setattr(Topic, "offsets", lambda *given: gate.wait(2 * PATIENCE) and read(*given))
-        hanging = [asyncio.create_task(topic.offsets()) for _ in range(WORKERS)]
+        hanging = [asyncio.create_task(topic.offsets()) for _ in range(SHARD.threads)]
         await asyncio.sleep(0)
         try:
             async with asyncio.timeout(PATIENCE):

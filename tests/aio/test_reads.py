@@ -8,26 +8,31 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from forebay import Closed, Throttled
-from forebay.aio.reads import READERS, READERS_EACH_MAX, UNNAMED, ReadThreads
-from tests.support.waiting import PATIENCE
+from forebay import Closed, Throttled, Unavailable
+from forebay.aio.workers import ANONYMOUS, READ, UNNAMED, Workers
+from tests.support.waiting import PATIENCE, async_until
 
 WAITING_MAX = 3
 
 
 class Reads:
-    """Read threads, and reads that hang until they are let go."""
+    """Threads, and reads that hang until they are let go, each at a key of its own."""
 
-    def __init__(self) -> None:
-        self.threads = ReadThreads(WAITING_MAX)
+    def __init__(self, wait_s: float | None) -> None:
+        self.workers = Workers(reads_waiting_max=WAITING_MAX, commits_each_turn=False, room_s=0.0, wait_s=wait_s)
         self.go_on = threading.Event()
         self.order: list[str] = []
+        self._keys = 0
 
-    def hang(self, who: str) -> asyncio.Future[str]:
-        return self.threads.start(lambda: self._read(who, wait=True), who)
+    def hang(self, who: str, key: str | None = None) -> asyncio.Future[str]:
+        return self._start(who, key, wait=True)
 
-    def read(self, who: str) -> asyncio.Future[str]:
-        return self.threads.start(lambda: self._read(who, wait=False), who)
+    def read(self, who: str, key: str | None = None) -> asyncio.Future[str]:
+        return self._start(who, key, wait=False)
+
+    def _start(self, who: str, key: str | None, *, wait: bool) -> asyncio.Future[str]:
+        self._keys += 1
+        return self.workers.start_reading(key or f"key {self._keys}", lambda: self._read(who, wait=wait), who)
 
     def _read(self, who: str, *, wait: bool) -> str:
         self.order.append(who)
@@ -35,39 +40,55 @@ class Reads:
         return who
 
 
-def run(use: Callable[[Reads], Awaitable[None]]) -> None:
+def run(use: Callable[[Reads], Awaitable[None]], wait_s: float | None = None) -> None:
     async def whole() -> None:
-        reads = Reads()
+        reads = Reads(wait_s)
         try:
             async with asyncio.timeout(PATIENCE):
                 await use(reads)
         finally:
             reads.go_on.set()
-            reads.threads.end()
+            reads.workers.end()
 
     asyncio.run(whole())
 
 
 def test_a_caller_whose_reads_hang_leaves_threads_for_others() -> None:
     async def use(reads: Reads) -> None:
-        hanging = [reads.hang("a") for _ in range(READERS_EACH_MAX + 1)]
+        hanging = [reads.hang("a") for _ in range(READ.share + 1)]
         assert await reads.read("b") == "b"
-        assert reads.order.count("a") == READERS_EACH_MAX < READERS
+        await async_until(lambda: reads.order.count("a") == READ.share < READ.threads)
         reads.go_on.set()
         assert await asyncio.gather(*hanging) == ["a"] * len(hanging)
 
     run(use)
 
 
+def test_reads_that_hang_at_one_place_hold_up_no_read_elsewhere_of_the_same_caller() -> None:
+    async def use(reads: Reads) -> None:
+        hanging = [reads.hang(ANONYMOUS, "hung") for _ in range(READ.key_max + WAITING_MAX)]
+        with pytest.raises(Throttled):
+            await reads.read(ANONYMOUS)
+        hanging += [reads.hang(UNNAMED, "hung") for _ in range(READ.threads)]
+        assert await reads.read(UNNAMED) == UNNAMED
+        reads.go_on.set()
+        await asyncio.gather(*hanging)
+
+    run(use)
+
+
 def test_a_caller_with_a_full_line_is_refused_and_others_are_not() -> None:
     async def use(reads: Reads) -> None:
-        hanging = [reads.hang("a") for _ in range(READERS_EACH_MAX + WAITING_MAX)]
+        hanging = [reads.hang("a") for _ in range(READ.share)]
+        await async_until(lambda: len(reads.order) == READ.share)
+        hanging += [reads.hang("a") for _ in range(WAITING_MAX)]
         with pytest.raises(Throttled, match="reads of a wait") as refused:
             await reads.read("a")
         assert refused.value.retry_after_s
         assert await reads.read("b") == "b"
         # One whose caller has gone makes room.
         hanging[-1].cancel()
+        await asyncio.wait(hanging[-1:])
         late = reads.read("a")
         reads.go_on.set()
         assert await late == "a"
@@ -77,22 +98,26 @@ def test_a_caller_with_a_full_line_is_refused_and_others_are_not() -> None:
 
 def test_callers_without_a_name_wait_for_as_long_as_it_takes() -> None:
     async def use(reads: Reads) -> None:
-        hanging = [reads.hang(UNNAMED) for _ in range(READERS + 2 * WAITING_MAX)]
+        hanging = [reads.hang(UNNAMED, "hung") for _ in range(READ.threads + 2 * WAITING_MAX)]
+        await async_until(lambda: len(reads.order) == READ.key_max)
+        with pytest.raises(Unavailable):
+            await reads.read("a", "hung")
         reads.go_on.set()
         assert len(await asyncio.gather(*hanging)) == len(hanging)
 
-    run(use)
+    run(use, wait_s=0.01)
 
 
 def test_waiting_callers_take_turns() -> None:
     async def use(reads: Reads) -> None:
         one = threading.Event()
-        hanging = [reads.hang(f"{number % 2}") for number in range(READERS - 1)]
-        last = reads.threads.start(one.wait, "one")
+        hanging = [reads.hang(f"{number % 4}") for number in range(READ.threads - 1)]
+        last = reads.workers.start_reading("one", one.wait, "one")
+        await async_until(lambda: len(reads.order) == READ.threads - 1)
         waiting = [reads.read(who) for who in ("a", "a", "b", "c")]
         one.set()
         await asyncio.gather(*waiting)
-        assert reads.order[READERS - 1 :] == ["a", "b", "c", "a"]
+        assert reads.order[READ.threads - 1 :] == ["a", "b", "c", "a"]
         reads.go_on.set()
         await asyncio.gather(last, *hanging)
 
@@ -101,13 +126,15 @@ def test_waiting_callers_take_turns() -> None:
 
 def test_a_read_that_was_cancelled_while_it_waited_is_not_made() -> None:
     async def use(reads: Reads) -> None:
-        hanging = [reads.hang("a") for _ in range(READERS_EACH_MAX)]
+        hanging = [reads.hang("a") for _ in range(READ.share)]
+        await async_until(lambda: len(reads.order) == READ.share)
         waiting = reads.hang("a")
         waiting.cancel()
+        await asyncio.wait([waiting])
         reads.go_on.set()
         await asyncio.gather(*hanging)
         assert await reads.read("a") == "a"
-        assert reads.order.count("a") == READERS_EACH_MAX + 1
+        assert reads.order.count("a") == READ.share + 1
 
     run(use)
 
@@ -117,9 +144,9 @@ def test_what_a_read_raises_is_its_answer_and_the_thread_is_free_again() -> None
         def fail() -> None:
             raise Closed("no")
 
-        for _ in range(READERS + 1):
+        for _ in range(READ.threads + 1):
             with pytest.raises(Closed):
-                await reads.threads.start(fail, "a")
+                await reads.workers.start_reading("key", fail, "a")
         assert await reads.read("a") == "a"
 
     run(use)
@@ -127,12 +154,15 @@ def test_what_a_read_raises_is_its_answer_and_the_thread_is_free_again() -> None
 
 def test_the_end_answers_those_that_wait() -> None:
     async def use(reads: Reads) -> None:
-        hanging = [reads.hang("a") for _ in range(READERS_EACH_MAX)]
+        hanging = [reads.hang("a") for _ in range(READ.share)]
+        await async_until(lambda: len(reads.order) == READ.share)
         waiting = reads.read("a")
-        reads.threads.end()
+        reads.workers.end()
         with pytest.raises(Closed):
             await waiting
+        with pytest.raises(Closed):
+            await reads.read("a")
         reads.go_on.set()
-        assert await asyncio.gather(*hanging) == ["a"] * READERS_EACH_MAX, "what has begun is answered"
+        assert await asyncio.gather(*hanging) == ["a"] * READ.share, "what has begun is answered"
 
     run(use)

@@ -5,6 +5,7 @@ Toy sizes show nothing of Forebay that other tests do not: one case stands for t
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -80,17 +81,67 @@ def test_records_that_differ_or_are_too_many_are_reported() -> None:
         payload.check("store", expected, iter([*expected, b"more"]))
 
 
+def test_records_repeated_by_batch_or_mixed_are_counted() -> None:
+    batch = payload.values(3)
+    mixed = [*batch, batch[1], batch[0], batch[2]]
+
+    payload.check_repeated("store", batch, 2, [*batch, *batch])
+    payload.check_each("store", batch, 2, mixed)
+    for found in (batch, [*batch, *batch, batch[0]], mixed):
+        with pytest.raises(payload.Wrong):
+            payload.check_repeated("store", batch, 2, found)
+    for found in (batch, [*mixed, batch[0]], [*batch, *batch[:2], b"other"]):
+        with pytest.raises(payload.Wrong):
+            payload.check_each("store", batch, 2, found)
+
+
 def test_results_are_kept_by_case_as_lines_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "KEPT", tmp_path / "results")
     monkeypatch.setattr(report, "plot", lambda results, path: None)
     first, second = _one("append", 1.0), _one("read", 2.0)
 
-    report.keep([first], 1.0)
-    report.keep([second], 1.0)
+    report.keep([first], report.Clock("append").run(rounds=5))
+    report.keep([second], report.Clock("read").run(rounds=1))
+    report.write_page()
 
     assert report.read(tmp_path / "results" / "append.jsonl") == [first]
     page = (tmp_path / "results" / "RESULTS.md").read_text()
     assert "| append | m | 1 |" in page and "| read | m | 2 |" in page
+    assert "- http: no figures are kept" in page and "- append: no figures" not in page
+
+
+def test_the_page_says_of_each_case_what_was_measured_and_whether_all_is_of_one_commit() -> None:
+    def run(case: str, commit: str | None) -> report.Run:
+        return report.Run(case=case, commit=commit, begun="2026-01-01 12:00", cores=2, loads=(0.1, 1.9))
+
+    one = report.page([], {"append": run("append", "abc"), "read": run("read", "abc")})
+    two = report.page([], {"append": run("append", "abc"), "read": run("read", "def+")})
+    unknown = report.page([], {"append": run("append", "abc"), "read": run("read", None)})
+
+    assert "All cases are from commit abc." in one
+    assert "- append: commit abc; 2026-01-01 12:00 UTC, 0 s; 2 cores, load 0.1 to 1.9" in one
+    assert "**The cases are not from one commit** (abc, def+)" in two
+    assert "**The cases are not from one commit** (abc, 1 cases from runs that did not note theirs)" in unknown
+
+
+def test_the_commit_is_marked_if_what_is_measured_differs_from_it(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        author = ["-c", "user.name=bench", "-c", "user.email=bench@localhost"]
+        subprocess.run(["git", "-C", str(tmp_path), *author, *words], check=True, capture_output=True)
+
+    outside = report.commit(tmp_path)
+    git("init")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "core.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "one")
+    clean = report.commit(tmp_path)
+    (tmp_path / "README.md").write_text("not measured")
+    (tmp_path / "src" / "core.py").write_text("2")
+
+    assert outside is None
+    assert clean is not None and len(clean) == 12
+    assert report.commit(tmp_path) == f"{clean}+"
 
 
 def _one(case: str, ours: float) -> Result:

@@ -176,5 +176,5 @@ def test_every_route_that_changes_something_is_audited_but_for_records_and_curso
     frequent = {"append_records", "commit_offset", "flush_topic", "stage_rows"}
     frequent |= {"attach_consumer", "pull_records", "ack_records", "nack_records", "detach_consumer"}
     frequent |= {"flush_subscription"}
-    changing = {route.name for route in ROUTES if route.method != "GET"}
+    changing = {route.name for route in ROUTES if route.method != "GET" and not route.is_stream}
     assert {route.name for route in ROUTES if route.is_audited} == changing - frequent

@@ -186,3 +186,71 @@ def test_a_broker_that_stores_a_repeat_again_fails(broker: RunningBroker) -> Non
         with pytest.raises(Nonconforming, match="the ranges of a repeat"):
             conformance.check_a_repeated_append_is_stored_once(probe)
         probe.remove_topics()
+
+
+class Rewriting(httpx.HTTPTransport):
+    """Stands for a broker that leaves something unheeded: requests are changed on their way to one that heeds it."""
+
+    def __init__(self, change: Callable[[httpx.Request], httpx.Request]) -> None:
+        super().__init__()
+        self._change = change
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return super().handle_request(self._change(request))
+
+
+def look_in_partition_0(request: httpx.Request) -> httpx.Request:
+    if request.method == "GET" and "key" in request.url.params:
+        request.url = request.url.copy_set_param("partition", "0")
+    return request
+
+
+def ignore_the_partition_of_a_record(request: httpx.Request) -> httpx.Request:
+    if request.method != "POST" or not request.content.startswith(b"["):
+        return request
+    records = [{name: each[name] for name in each if name != "partition"} for each in json.loads(request.content)]
+    headers = {name: text for name, text in request.headers.items() if name != "content-length"}
+    return httpx.Request("POST", request.url, headers=headers, json=records)
+
+
+def forget_keys(request: httpx.Request) -> httpx.Request:
+    request.headers.pop("idempotency-key", None)
+    return request
+
+
+def reserve_offsets_that_are_read_as_the_end(request: httpx.Request) -> httpx.Request:
+    if request.url.path.endswith("/commit"):
+        request = httpx.Request("POST", request.url, json={**json.loads(request.content), "offset": 3})
+    return request
+
+
+def make_another_topic_of_another_spelling(request: httpx.Request) -> httpx.Request:
+    if request.url.path == "/v1/watch":
+        request.url = request.url.copy_remove_param("topic").copy_add_param("topic", "conformance/none")
+    return request
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (look_in_partition_0, conformance.check_a_key_is_found_without_its_partition),
+        (ignore_the_partition_of_a_record, conformance.check_a_record_goes_to_the_partition_that_it_names),
+        (forget_keys, conformance.check_a_repeat_is_known_after_partitions_were_added),
+        (reserve_offsets_that_are_read_as_the_end, conformance.check_lag_ends_at_what_can_be_read),
+        (
+            make_another_topic_of_another_spelling,
+            conformance.check_a_topic_that_is_named_in_two_ways_is_watched_once,
+        ),
+    ],
+    ids=lambda one: one.__name__,
+)
+def test_a_broker_that_leaves_something_unheeded_fails(
+    broker: RunningBroker,
+    change: Callable[[httpx.Request], httpx.Request],
+    check: Callable[[ConformanceProbe], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conformance, "CHECKS", (check,))
+    with httpx.Client(base_url=broker.url, timeout=START_SECONDS, transport=Rewriting(change)) as client:
+        (done,) = run_checks(client)
+    assert done.failure is not None

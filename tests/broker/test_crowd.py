@@ -275,8 +275,8 @@ def test_a_crowd_and_stalled_clients_cost_no_thread_no_time_and_no_more_memory_w
     alone, beside = figures.alone[-1][1], figures.beside[-1][1]
     assert figures.caught_up == list(range(figures.written)), "a client that was stalled goes on where it was"
     assert figures.alone[0][1].threads == alone.threads
-    # The first that reads what memory does not hold any more has a thread started for it, which stays for all others.
-    assert figures.beside[len(figures.beside) // 3][1].threads == beside.threads <= alone.threads + READERS_MAX
+    # Those that read what memory does not hold any more have a few threads started for them, which stay for all others.
+    assert beside.threads <= alone.threads + READERS_MAX < alone.threads + STALLED
     assert beside.descriptors == alone.descriptors + STALLED
     assert after.descriptors <= before.descriptors + 2  # A file that is written may be kept open.
     assert beside.resident_bytes - alone.resident_bytes < SHARED_BYTES_MAX + STALLED * STALLED_BYTES_MAX

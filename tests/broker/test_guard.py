@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import socket
@@ -14,13 +15,31 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from forebay.broker.guard import Guard, GuardedProtocol
+from forebay.broker.guard import PIECE_BYTES, PIPELINE_MAX, Guard, GuardedProtocol
 from forebay.settings import ServerSettings
 from tests.support.waiting import async_until, until
 
 SECONDS = 30.0
 MUCH = b"a" * 20_000_000
+HOOKS = (
+    "_start_asgi_task",
+    "connection_lost",
+    "connection_made",
+    "data_received",
+    "on_body",
+    "on_header",
+    "on_headers_complete",
+    "on_message_begin",
+    "on_message_complete",
+    "on_response_complete",
+    "on_url",
+    "pause_writing",
+    "resume_writing",
+    "send_400_response",
+)
+"""What the guard overrides of the connections of the library below."""
 PLAIN = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -264,11 +283,39 @@ def test_more_connections_than_allowed_are_refused_and_others_go_on() -> None:
         assert server.ask(PLAIN) == (200, b"0")
 
 
-def test_requests_sent_without_waiting_are_limited() -> None:
+def test_requests_sent_without_waiting_are_all_answered_in_order() -> None:
+    """More than 32 of them were cut off, and the answers of those that were done were lost."""
+    bodies = [b"x" * (number * 7 % 3_000) for number in range(500)]
+    sent = b"".join(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(b), b) for b in bodies)
     with guarded() as server, server.connect() as connection:
-        connection.sendall(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n" + PLAIN * 200)
-        assert connection.recv(65536) == b"", "closed without an answer: the first request has none yet"
-        assert server.app.cancelled.wait(SECONDS)
+        sender = threading.Thread(target=connection.sendall, args=(sent,))
+        sender.start()
+        answers = connection.makefile("rb")
+        sizes = []
+        for _ in bodies:
+            assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+            while (line := answers.readline().lower()) != b"\r\n":
+                if line.startswith(b"content-length"):
+                    size = int(line.split(b":")[1])
+            sizes.append(int(answers.read(size)))
+        sender.join(SECONDS)
+        assert sizes == [len(body) for body in bodies]
+        assert server.app.calls == len(bodies)
+
+
+@pytest.mark.parametrize(
+    "head", [PLAIN, b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n"]
+)
+def test_requests_that_wait_for_an_answer_are_read_no_further(head: bytes, protocols: list[GuardedProtocol]) -> None:
+    with guarded() as server, server.connect() as connection:
+        connection.sendall(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n" + head * 2_000)
+        assert server.app.entered.wait(SECONDS)
+        (protocol,) = protocols
+        until(lambda: server.in_loop(lambda: len(protocol.pipeline)) >= PIPELINE_MAX)
+        assert server.in_loop(lambda: len(protocol.pipeline)) < 2 * PIPELINE_MAX + PIECE_BYTES // len(head)
+        # However long the first request takes, the client is not why the others have not come.
+        server.in_loop(lambda: server.guard.check_pace(server.loop.time() + 1_000))
+        assert not server.guard.refused
         assert server.app.calls == 1
 
 
@@ -434,3 +481,18 @@ def test_a_client_that_has_sent_several_requests_and_goes_is_noticed_while_the_f
             assert not server.app.cancelled.is_set(), "it is still there"
         until(lambda: look() or server.app.cancelled.is_set())
         assert server.app.calls == 1
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_the_library_below_has_what_the_guard_overrides(name: str) -> None:
+    """In older versions some were missing: the guard's were never called, and handlers outlived their clients."""
+    assert name in vars(GuardedProtocol)
+    assert callable(vars(HttpToolsProtocol)[name])
+
+
+def test_all_that_the_guard_overrides_is_known() -> None:
+    own = {name for name in vars(GuardedProtocol) if not name.startswith("__")}
+
+    assert {name for name in own if hasattr(HttpToolsProtocol, name)} == set(HOOKS)
+    for caller in ("on_headers_complete", "on_response_complete"):
+        assert "_start_asgi_task(" in inspect.getsource(vars(HttpToolsProtocol)[caller]), "requests begin by it alone"

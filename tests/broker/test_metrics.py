@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.meter import Metric
+from forebay.progress import ProgressStore
+from forebay.storage import lags
 from tests.support.brokers import running_broker, server_settings
 
 SEED_NAMES = [
@@ -44,6 +49,82 @@ def total(found: dict[str, float], name: str, *parts: str) -> float:
     return sum(
         value for key, value in found.items() if key.startswith(f"{name}[") and all(part in key for part in parts)
     )
+
+
+def _lags(client: httpx.Client, name: str = "forebay_subscription_lag") -> dict[tuple[str, str], float]:
+    """By topic and subscription, or reader."""
+    found = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples if family.name == name else ():
+            labels = sample.labels
+            found[labels.get("topic", ""), labels.get("subscription", labels.get("reader", ""))] = sample.value
+    return found
+
+
+def test_lags_are_known_after_a_restart_before_anyone_comes(tmp_path: Path) -> None:
+    settings = server_settings(metrics=["shop/*"])
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
+        for topic in ("shop/orders", "shop/returns", "other/t"):
+            client.put(f"/v1/topics/{topic}", json={"partitions": 2})
+            for name in ("billing", "audit"):
+                client.put(f"/v1/topics/{topic}/subscriptions/{name}", json={"start": "earliest"})
+            for partition, count in ((0, 30), (1, 12)):
+                client.post(
+                    f"/v1/topics/{topic}/records", json=[{"value": "x"}] * count, params={"partition": partition}
+                )
+        worker = "/v1/topics/shop/orders/subscriptions/billing/consumers/one"
+        client.put(worker)
+        assert len(client.post(f"{worker}/pull", json={"max": 5, "wait_ms": 30_000}).json()["records"]) == 5
+        held = client.post(f"{worker}/pull", json={"max": 5, "wait_ms": 30_000}).json()["records"][0]["record"]
+        acked = {str(held["partition"]): [held["offset"]]}
+        assert client.post(f"{worker}/ack", json={"offsets": acked}).status_code == 200
+        client.delete(worker)
+        commit = {"topic": "shop/orders", "partition": 0, "offset": 10}
+        assert client.post("/v1/groups/loader/commit", json=commit).status_code == 200
+        assert client.post("/v1/groups/loader/commit", json={**commit, "topic": "other/t"}).status_code == 200
+
+    # A subscription of one topic is what a reader of another is called.
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
+        behind = _lags(client)
+        readers = _lags(client, "forebay_reader_lag")
+        found = samples(client)
+    assert behind == {
+        ("", ""): 84,
+        ("shop/orders", "billing"): 41,
+        ("shop/orders", "audit"): 42,
+        ("shop/returns", "billing"): 42,
+        ("shop/returns", "audit"): 42,
+    }
+    assert readers == {("", ""): 20, ("shop/orders", "loader"): 20}
+    assert total(found, "forebay_lag_age_seconds") < 60
+    assert 0 < total(found, "forebay_disk_free_bytes", "data") == total(found, "forebay_disk_free_bytes", "log")
+
+
+def test_a_store_that_does_not_answer_holds_up_no_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look at stored cursors hangs: the numbers stay as they were, and grow old."""
+    settings = server_settings(metrics=["shop/*"])
+    hangs, go_on, every = threading.Event(), threading.Event(), ProgressStore.every
+
+    def hang(store: ProgressStore) -> Any:
+        hangs.set()
+        assert go_on.wait(60)
+        return every(store)
+
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
+        client.put("/v1/topics/shop/orders")
+        client.put("/v1/topics/shop/orders/subscriptions/billing", json={"start": "earliest"})
+        client.post("/v1/topics/shop/orders/records", json=[{"value": "x"}] * 3)
+        assert _lags(client) == {("", ""): 0, ("shop/orders", "billing"): 3}
+        monkeypatch.setattr(lags, "LOOK_S", 0.0)
+        monkeypatch.setattr(ProgressStore, "every", hang)
+        try:
+            client.get("/metrics")
+            assert hangs.wait(60)
+            client.post("/v1/topics/shop/orders/records", json=[{"value": "x"}] * 3)
+            assert _lags(client) == {("", ""): 0, ("shop/orders", "billing"): 6}
+            assert total(samples(client), "forebay_lag_age_seconds") > 0
+        finally:
+            go_on.set()
 
 
 def test_every_promised_name_is_there_and_follows_what_happens(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,29 @@ def test_the_router_finds_every_route_and_no_other(route: Route) -> None:
 def test_a_route_that_stands_twice_is_an_error() -> None:
     with pytest.raises(ValueError, match="stands twice"):
         Router([*ROUTES, ROUTES[0]])
+
+
+def _schemas(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object of the document that may be a schema."""
+    if isinstance(value, dict):
+        yield value
+        for each in value.values():
+            yield from _schemas(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _schemas(each)
+
+
+def test_the_document_has_what_generators_of_clients_ask_for() -> None:
+    """They refuse schemas that are no objects, and take an address and an open route from the document alone."""
+    found = document(ROUTES, version="1")
+
+    for schema in _schemas(found):
+        if schema.get("type") == "array":
+            assert isinstance(schema["items"], dict), schema
+        if "prefixItems" in schema:
+            assert schema["maxItems"] == len(schema["prefixItems"])
+    assert found["servers"] == [{"url": "/"}]
+    for route in ROUTES:
+        security = found["paths"][route.path][route.method.lower()]["security"]
+        assert bool(security) == bool(route.scopes), route.name

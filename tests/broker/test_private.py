@@ -76,7 +76,7 @@ def test_no_route_shows_a_path_of_the_server_when_what_it_needs_is_broken(
         failed.set_exception(make(root))
         return failed
 
-    for name in ("start", "start_reading", "start_opening", "start_encoding", "run_job"):
+    for name in ("_start", "start_reading"):
         monkeypatch.setattr(Workers, name, fail)
     with client.stream(**right_request(route)) as answer:
         text = answer.read().decode() if answer.status_code >= 400 or not route.is_stream else ""

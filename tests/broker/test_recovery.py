@@ -26,7 +26,7 @@ from tests.support.brokers import BrokerCommand, running_broker
 from tests.support.soak import SOAK
 from tests.support.waiting import PATIENCE, until
 
-SHARDS: Final = 1_000 if SOAK else 60
+SHARDS: Final = 1_000 if SOAK else 240
 RECORDS: Final = 1_000 if SOAK else 20
 """In each shard."""
 GATED: Final = 60

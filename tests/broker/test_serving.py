@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,20 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from forebay.broker import app, status
-from forebay.errors import Closed
+from forebay.broker import app, records, status
+from forebay.errors import Closed, Conflict
+from forebay.pages import LOOP_RECORDS_MAX
+from forebay.partitioning import partition_of_key, partitions_of_key
 from forebay.service.principals import Principal
 from forebay.service.service import AppendRecords, Service
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.storage import Storage
+from forebay.storage.append import Appender
 from forebay.topics import TopicName
 from forebay.wire import answers, bodies
 from forebay.wire.bodies import MediaType
+from forebay.wire.compression import ENCODINGS, compress_body, decompress_body
 from forebay.wire.messages import TopicItem
 from tests.support.brokers import running_broker, server_settings
 
@@ -142,7 +147,13 @@ def test_a_long_list_is_made_by_a_thread(client: httpx.Client, monkeypatch: pyte
 
 def test_a_topic_that_exists_is_a_conflict_unless_that_is_fine(client: httpx.Client, topic: str) -> None:
     refused(client.put(topic, json={"partitions": 4}), 409, "conflict")
-    assert fine(client.put(topic, json={"partitions": 4, "exist_ok": True}))["partitions"] == 1
+    for same in ({}, {"partitions": 1}, {"durability": None, "cap_records": None, "cleanup": "delete"}):
+        answer = client.put(topic, json={**same, "exist_ok": True})
+        assert (answer.status_code, answer.json()["partitions"]) == (200, 1), same
+    for other in ({"partitions": 4}, {"cap_records": 7}, {"durability": "fsync"}, {"compression": "zstd"}):
+        error = refused(client.put(topic, json={**other, "exist_ok": True}), 409, "conflict")
+        assert next(iter(other)) in error["message"]
+    assert client.put(f"{topic}-new", json={"partitions": 4, "exist_ok": True}).status_code == 201
 
 
 def test_a_topic_deleted_and_created_again_has_none_of_its_records(client: httpx.Client, topic: str) -> None:
@@ -218,6 +229,84 @@ def test_keys_decide_the_partition_and_all_ranges_are_named(client: httpx.Client
     assert sorted(int(record["value"]) for page in found.values() for record in page["records"]) == list(range(80))
 
 
+PLACED: list[dict[str, Any]] = [
+    {"value": "a", "partition": 3},
+    {"value": "b", "key": "42", "partition": 1},
+    {"value": "c", "key": "42"},
+    {"value": "d", "partition": 3},
+    {"value": "e", "partition": None, "key": "42"},
+]
+WHERE_42_IS = partition_of_key(b"42", 4)
+
+
+def _arrow_of(records: list[dict[str, Any]]) -> bytes:
+    columns = {
+        "value": pa.array([record["value"].encode() for record in records], pa.binary()),
+        "key": pa.array([record.get("key", "").encode() or None for record in records], pa.binary()),
+        "partition": pa.array([record.get("partition") for record in records], pa.int32()),
+    }
+    return bodies.encode_arrow([pa.record_batch(columns)])
+
+
+BODIES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], bytes]]] = {
+    "list": (MediaType.JSON, lambda records: json.dumps(records).encode()),
+    "object": (MediaType.JSON, lambda records: json.dumps({"records": records}).encode()),
+    "lines": (MediaType.NDJSON, lambda records: "\n".join(map(json.dumps, records)).encode()),
+    "arrow": (MediaType.ARROW, _arrow_of),
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_record_goes_to_the_partition_that_it_names(client: httpx.Client, kind: str) -> None:
+    topic = made(client, partitions=4)
+    media, encoded = BODIES[kind]
+
+    def post(records: list[dict[str, Any]], **query: Any) -> httpx.Response:
+        return client.post(f"{topic}/records", content=encoded(records), headers={"content-type": media}, params=query)
+
+    assert {each["partition"] for each in fine(post(PLACED))["ranges"]} == {1, 3, WHERE_42_IS}
+    expected: dict[int, list[str]] = {0: [], 1: [], 2: [], 3: []}
+    for record in PLACED:
+        expected[WHERE_42_IS if record.get("partition") is None else record["partition"]].append(record["value"])
+    assert {number: values_of(client, topic, partition=number) for number in range(4)} == expected
+
+    beyond: list[list[dict[str, Any]]] = [
+        [{"value": "x", "partition": 99}],
+        [{"value": "x"}, {"value": "y", "partition": 4}],
+    ]
+    for one in beyond:
+        message = refused(post(one), 400, "invalid")["message"]
+        assert f"record {len(one) - 1} names partition" in message
+        assert "this topic has 0 to 3" in message
+    refused(post([{"value": "x", "partition": -1}]), 400, "invalid")
+    message = refused(
+        post([{"value": "x", "partition": 2}, {"value": "y", "partition": 1}], partition=2), 400, "invalid"
+    )
+    assert "record 1 names partition 1, and the call names 2" in message["message"]
+    assert {number: values_of(client, topic, partition=number) for number in range(4)} == expected
+    fine(post([{"value": "z", "partition": 2}, {"value": "z"}], partition=2))
+    assert values_of(client, topic, partition=2)[len(expected[2]) :] == ["z", "z"]
+    assert fine(post([{"value": "one", "partition": 0}], producer=7, sequence=0))["ranges"][0]["partition"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "headers"),
+    [
+        ("GET", {"history": "true"}, {}),
+        ("GET", {"history": "true", "tag": "eu"}, {}),
+        ("GET", {"key": "k", "wait_ms": "5"}, {}),
+        ("POST", {"previous": "4"}, {"idempotency-key": "k"}),
+        ("POST", {"key": ""}, {}),
+    ],
+)
+def test_what_would_be_left_unheeded_is_refused(
+    client: httpx.Client, topic: str, method: str, query: dict[str, str], headers: dict[str, str]
+) -> None:
+    body = b'[{"value": "a"}]' if method == "POST" else None
+    refused(client.request(method, f"{topic}/records", params=query, headers=headers, content=body), 400, "invalid")
+    assert values_of(client, topic) == []
+
+
 def test_a_repeated_append_of_a_producer_is_stored_once(client: httpx.Client, topic: str) -> None:
     first = append(client, topic, "a", producer=7, sequence=0)
     assert append(client, topic, "a", producer=7, sequence=0) == first
@@ -254,6 +343,119 @@ def test_an_idempotency_key_stands_for_one_append(client: httpx.Client, topic: s
     assert values_of(client, topic) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    "request_of", [{"params": {"producer": 7, "sequence": 0}}, {"headers": {"idempotency-key": "k"}}]
+)
+def test_a_repeat_with_other_records_is_a_conflict_of_that_kind(
+    client: httpx.Client, topic: str, request_of: dict[str, Any]
+) -> None:
+    bodies_of = [[{"value": "a", "tag": "t"}], [{"value": "a", "tag": "T"}], [{"value": "a", "tag": "t"}] * 2]
+    first = fine(client.post(f"{topic}/records", json=bodies_of[0], **request_of))
+    for other in bodies_of[1:]:
+        error = refused(client.post(f"{topic}/records", json=other, **request_of), 409, "conflict")
+        assert error["detail"]["kind"] == "other_records"
+        assert ("Idempotency-Key" in error["message"]) == ("headers" in request_of)
+    assert fine(client.post(f"{topic}/records", json=bodies_of[0], **request_of)) == first
+    assert values_of(client, topic) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["undecided", "too_old"])
+def test_a_conflict_of_another_kind_says_what_it_is_though_a_key_was_sent(
+    client: httpx.Client, topic: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(*_: object) -> Any:
+        raise Conflict("damage may have taken it", kind=kind)
+
+    monkeypatch.setattr(Service, "append", refuses)
+
+    answer = client.post(f"{topic}/records", json=[{"value": "a"}], headers={"idempotency-key": "k"})
+
+    error = refused(answer, 409, "conflict")
+    assert (error["message"], error["detail"]["kind"]) == ("damage may have taken it", kind)
+
+
+def test_each_conflict_of_a_producer_has_a_kind(client: httpx.Client, topic: str) -> None:
+    def kind_of(sequence: int) -> str:
+        query = {"producer": 7, "sequence": sequence}
+        error = refused(client.post(f"{topic}/records", json=[{"value": "a"}], params=query), 409, "conflict")
+        found: str = error["detail"]["kind"]
+        return found
+
+    assert kind_of(3) == "unknown_producer"
+    for query in ({"producer": 7, "sequence": 0}, {"producer": 7, "sequence": 8, "previous": 0}):
+        fine(client.post(f"{topic}/records", json=[{"value": "b"}], params=query))
+    assert kind_of(12) == "out_of_order"
+    assert kind_of(5) == "too_old"
+    assert kind_of(8) == "other_records"
+
+
+@pytest.mark.parametrize("kind", [*BODIES, "keyless"])
+def test_an_idempotency_key_is_known_after_partitions_were_added_and_after_a_restart(tmp_path: Path, kind: str) -> None:
+    media, encoded = BODIES.get(kind, BODIES["list"])
+    calls = [[name] for name in "abcdefgh"] + [list("abc"), list("abcdefgh")]
+
+    def send(client: httpx.Client, number: int, names: list[str]) -> Any:
+        records = [{"value": name, **({} if kind == "keyless" else {"key": name})} for name in names]
+        headers = {"idempotency-key": f"call-{number}", "content-type": media}
+        return fine(client.post("/v1/topics/shop/t/records", content=encoded(records), headers=headers))
+
+    def count(client: httpx.Client) -> int:
+        return sum(each["next"] for each in fine(client.get("/v1/topics/shop/t/offsets"))["partitions"])
+
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        fine(client.put("/v1/topics/shop/t", json={"partitions": 4}))
+        first = [send(client, number, names) for number, names in enumerate(calls)]
+        fine(client.patch("/v1/topics/shop/t", json={"partitions": 8}))
+        assert [send(client, number, names) for number, names in enumerate(calls)] == first
+        assert count(client) == 19
+    with running_broker(tmp_path / "data") as broker, broker.client() as client:
+        assert [send(client, number, names) for number, names in enumerate(calls)] == first
+        fine(client.patch("/v1/topics/shop/t", json={"partitions": 9}))
+        assert [send(client, number, names) for number, names in enumerate(calls)] == first
+        assert count(client) == 19
+        send(client, 99, ["a"])
+        assert count(client) == 20
+
+
+def test_an_append_that_waits_while_partitions_are_added_and_it_is_repeated_is_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt has chosen its partition and is held before the queue; its repeat overtakes it."""
+    held, go_on, prepare = threading.Event(), threading.Event(), Appender.prepare_many
+    is_first = iter((True,))
+
+    def hold(appender: Appender, *given: Any, **named: Any) -> Any:
+        prepared = prepare(appender, *given, **named)
+        if next(is_first, False):
+            held.set()
+            assert go_on.wait(60)
+        return prepared
+
+    key = next(
+        key for key in map(str, range(99)) if partition_of_key(key.encode(), 4) != partition_of_key(key.encode(), 8)
+    )
+
+    def send(client: httpx.Client) -> httpx.Response:
+        # So many that a thread prepares them, and not the event loop.
+        records, headers = [{"value": "v", "key": key}] * (LOOP_RECORDS_MAX + 1), {"idempotency-key": "one"}
+        return client.post("/v1/topics/shop/t/records", json=records, headers=headers)
+
+    with running_broker(tmp_path / "data") as broker, broker.client() as client, broker.client() as other:
+        fine(client.put("/v1/topics/shop/t", json={"partitions": 4}))
+        monkeypatch.setattr(Appender, "prepare_many", hold)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(send, client)
+            assert held.wait(60)
+            fine(other.patch("/v1/topics/shop/t", json={"partitions": 8}))
+            repeated = fine(send(other))
+            go_on.set()
+            message = refused(first.result(60), 503, "unavailable")["message"]
+        assert "send it again" in message
+        assert fine(send(client)) == repeated
+        offsets = fine(client.get("/v1/topics/shop/t/offsets"))["partitions"]
+        assert sum(each["next"] for each in offsets) == LOOP_RECORDS_MAX + 1
+
+
 # Read
 
 
@@ -266,7 +468,7 @@ def test_a_page_says_where_the_partition_stands(client: httpx.Client, topic: str
     last = fine(client.get(f"{topic}/records", params={"start": "3"}))
     assert (last["next"], last["caught_up"]) == (5, True)
     assert values_of(client, topic, start="latest") == []
-    refused(client.get(f"{topic}/records", params={"start": "6"}), 400, "invalid")
+    refused(client.get(f"{topic}/records", params={"start": "6"}), 400, "offset_out_of_range")
 
 
 def test_every_format_holds_the_same_page(client: httpx.Client, topic: str) -> None:
@@ -313,6 +515,54 @@ def test_records_are_looked_up_by_key_tag_and_time(client: httpx.Client, topic: 
     assert fine(client.get(f"{topic}/offset", params={"at": "4500ms"})) == {"partition": 0, "offset": 4}
     assert fine(client.get(f"{topic}/offset", params={"at": "99999ms"})) == {"partition": 0, "offset": None}
     assert values_of(client, topic, start="8000ms") == ["7", "8"]
+
+
+def _keys_with_two_places(before: int, after: int) -> dict[str, list[int]]:
+    """Each of some keys, and where it lies when a topic has grown: today's place first."""
+    return {f"k{number}": partitions_of_key(f"k{number}".encode(), after, (before,)) for number in range(16)}
+
+
+def test_a_key_is_looked_up_where_its_hash_puts_it_now_and_before_partitions_were_added(client: httpx.Client) -> None:
+    topic = made(client, partitions=4)
+    places = _keys_with_two_places(4, 8)
+    fine(client.post(f"{topic}/records", json=[{"value": f"old {key}", "key": key} for key in places]))
+    assert {key: values_of(client, topic, key=key) for key in places} == {key: [f"old {key}"] for key in places}
+
+    fine(client.patch(topic, json={"partitions": 8}))
+    assert {key: values_of(client, topic, key=key) for key in places} == {key: [f"old {key}"] for key in places}
+    fine(client.post(f"{topic}/records", json=[{"value": f"new {key}", "key": key} for key in places]))
+    assert {key: values_of(client, topic, key=key) for key in places} == {key: [f"new {key}"] for key in places}
+    assert {len(found) for found in places.values()} == {1, 2}
+    for key, found in places.items():
+        asked = client.get(f"{topic}/records", params={"key": key, "history": True})
+        if len(found) == 1:
+            assert [record["value"] for record in fine(asked)["records"]] == [f"old {key}", f"new {key}"]
+        else:
+            message = refused(asked, 400, "invalid")["message"]
+            assert f"with partition={found[1]}, partition={found[0]} " in message
+            refused(client.get(f"{topic}/records", params={"key": key, "start": "0"}), 400, "invalid")
+            assert values_of(client, topic, key=key, partition=found[1]) == [f"old {key}"]
+
+
+def test_a_key_that_no_record_has_is_an_empty_page_of_the_partition_that_it_would_go_to(client: httpx.Client) -> None:
+    topic = made(client, partitions=4)
+    fine(client.post(f"{topic}/records", json=[{"value": "a"}] * 3, params={"partition": 3}))
+    gone = next(key for key in map(str, range(99)) if partitions_of_key(key.encode(), 4, ()) == [3])
+    page = fine(client.get(f"{topic}/records", params={"key": gone}))
+    assert (page["records"], page["head"], page["caught_up"]) == ([], 3, True)
+
+
+def test_a_tag_is_looked_up_in_the_partition_that_is_named_or_the_only_one(client: httpx.Client) -> None:
+    topic = made(client, partitions=4)
+    for partition in range(4):
+        fine(
+            client.post(
+                f"{topic}/records", json=[{"value": f"{partition}", "tag": "eu"}], params={"partition": partition}
+            )
+        )
+    message = refused(client.get(f"{topic}/records", params={"tag": "eu"}), 400, "invalid")["message"]
+    assert "partition=0 to partition=3" in message
+    assert [values_of(client, topic, tag="eu", partition=number) for number in range(4)] == [["0"], ["1"], ["2"], ["3"]]
 
 
 @pytest.mark.parametrize("query", [{"tag": "eu"}, {"key": "k", "history": True}])
@@ -611,6 +861,86 @@ def test_a_compressed_body_counts_with_what_it_takes_in_memory(
     assert counted == [len(body)]
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_compressed_body_counts_before_it_is_decompressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """Else as many as there are threads, and all that wait for the loop, would be in memory without being counted."""
+    body = json.dumps([{"value": "x" * 1_000_000}]).encode()
+    sent = compress_body(body, encoding)
+    room = 3 * len(body)
+    settings = server_settings(bytes_in_flight_max=room, bytes_in_flight_per_principal_max=room, body_bytes_max=room)
+    counted: list[int] = []
+    decompress = decompress_body
+    with running_broker(tmp_path / "data", settings) as broker, broker.client() as client:
+        quotas = broker.process.broker.service.quotas
+
+        def look(*given: Any) -> bytes:
+            counted.append(quotas.counts().bytes)
+            return decompress(*given)
+
+        monkeypatch.setattr(records, "decompress_body", look)
+        fine(client.put("/v1/topics/shop/t"))
+        headers = {"content-encoding": encoding}
+        fine(client.post("/v1/topics/shop/t/records", content=sent, headers=headers))
+        assert counted == [len(body)]
+        larger = compress_body(json.dumps([{"value": "x" * 4_000_000}]).encode(), encoding)
+        answer = client.post("/v1/topics/shop/t/records", content=larger, headers=headers)
+        assert answer.status_code in (413, 429), answer.text
+        assert max(counted) <= room, "no more of it is made than is counted"
+
+
+def test_a_body_that_holds_more_than_it_says_is_refused(client: httpx.Client, topic: str) -> None:
+    sent = gzip.compress(json.dumps([{"value": "x" * 1_000_000}]).encode())
+    lying = sent[:-4] + (100).to_bytes(4, "little")
+    refused(client.post(f"{topic}/records", content=lying, headers={"content-encoding": "gzip"}), 400, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ({"producer": 0, "sequence": 0}, {}),
+        ({"producer": 2**63, "sequence": 0}, {}),
+        ({"producer": 2**63 + 2**62, "sequence": 0}, {}),
+        ({"producer": 2**64, "sequence": 0}, {}),
+        ({"producer": 1, "sequence": 2**63}, {}),
+        ({"producer": 1, "sequence": -1}, {}),
+        ({"producer": 1, "sequence": 5, "previous": -2}, {}),
+        ({"producer": 1, "sequence": 5, "previous": 5}, {}),
+        ({"producer": 2**63 - 1}, {}),
+        ({"sequence": 0}, {}),
+        ({"producer": 1, "sequence": 0}, {"idempotency-key": "k"}),
+        ({}, {"idempotency-key": ""}),
+        ({}, {"idempotency-key": "k" * 257}),
+        ({"partition": 1}, {}),
+        ({"partition": 2**31}, {}),
+    ],
+)
+def test_numbers_that_a_client_may_not_use_are_refused_and_change_nothing(
+    client: httpx.Client, topic: str, query: dict[str, int], headers: dict[str, str]
+) -> None:
+    refused(client.post(f"{topic}/records", json=[{"value": "a"}], params=query, headers=headers), 400, "invalid")
+    assert values_of(client, topic) == []
+    assert fine(client.get(f"{topic}/offsets"))["partitions"][0]["next"] == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"partitions": 0}, {"partitions": 10**9}, {"cap_records": 0}, {"ttl_ms": -1}, {"cap_bytes": 2**70}]
+)
+@pytest.mark.parametrize("exist_ok", [False, True])
+def test_limits_that_no_topic_may_have_are_refused_also_for_one_that_is_there(
+    client: httpx.Client,
+    topic: str,
+    options: dict[str, int],
+    exist_ok: bool,  # noqa: FBT001
+) -> None:
+    before = fine(client.get(topic))
+    refused(client.put(topic, json={**options, "exist_ok": exist_ok}), 400, "invalid")
+    refused(client.put(f"{topic}-new", json={**options, "exist_ok": exist_ok}), 400, "invalid")
+    refused(client.get(f"{topic}-new"), 404, "unknown_topic")
+    assert fine(client.get(topic)) == before
+
+
 # Stop
 
 
@@ -659,3 +989,16 @@ def test_a_topic_is_sealed_for_another_directory_as_often_as_it_is_asked_for(tmp
             ("sealed", 2, 2, target)
         ]
         assert refused == ["moved", "moved"]
+
+
+def test_messages_are_in_the_words_of_a_request(client: httpx.Client, topic: str) -> None:
+    """They spoke of options of the command line, and of arguments of Python."""
+    texts = [
+        refused(client.get(f"{topic}/offset", params={"at": ""}), 400, "invalid")["message"],
+        refused(client.get(f"{topic}/records", params={"start": "soon"}), 400, "invalid")["message"],
+        refused(client.put(topic), 409, "conflict")["message"],
+    ]
+    assert texts[0].startswith("at is ''")
+    assert texts[1].startswith("start is 'soon'")
+    assert "exist_ok" in texts[2]
+    assert not any("--" in text or "()" in text or "=True" in text for text in texts)

@@ -17,10 +17,13 @@ from forebay.errors import Corrupt
 from forebay.live import Watcher
 from forebay.storage import Topic
 from forebay.wire.events import EventDecoder, ServerEvent
+from forebay.wire.watching import WATCHED_TOPICS_MAX
 from tests.support.brokers import RunningBroker, running_broker, server_settings
 
 _NUMBERS = itertools.count()
 SECONDS = 60.0
+WATCHED_NAME = 100
+"""Characters of each part of a long name."""
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,18 @@ def test_records_of_several_topics_come_on_one_connection(client: httpx.Client) 
         assert (item["topic"], item["partition"], item["offset"], item["value"]) == (second, 1, 0, "b")
 
 
+def test_a_topic_that_is_named_in_two_ways_is_watched_once(client: httpx.Client) -> None:
+    assert client.put("/v1/topics/default/twice").status_code == 201
+    with watching(client, "twice", "default/twice", "/default/twice") as events:
+        append(client, "default/twice", "a")
+        append(client, "default/twice", "b")
+        assert events.values(2) == ["a", "b"]
+        place = events.decoder.event_id
+    append(client, "default/twice", "c")
+    with watching(client, "default/twice", last_event_id=place) as events:
+        assert events.values(1) == ["c"]
+
+
 def test_a_watch_begins_at_the_earliest_record_or_at_a_time(client: httpx.Client) -> None:
     name = made(client)
     records = [{"value": f"{number}", "timestamp": 1000 * number} for number in range(1, 6)]
@@ -125,8 +140,6 @@ def test_a_stream_goes_on_behind_the_last_event_and_skips_and_repeats_nothing(cl
     append(client, second, "more", partition=2)
     with watching(client, first, second, last=place) as events:
         assert sorted(events.values(2)) == ["later", "more"]
-    with client.stream("GET", "/v1/watch", params={"topic": [first], "last_event_id": place}) as answer:
-        assert answer.status_code == 400, "another list of topics"
 
 
 def test_a_topic_created_again_begins_again(client: httpx.Client) -> None:
@@ -189,6 +202,97 @@ def test_a_stream_without_records_gives_signs_of_life(client: httpx.Client) -> N
     with watching(client, name) as events:
         assert events.place()
         assert events.place()
+
+
+def error_of(event: ServerEvent | None) -> dict[str, Any]:
+    assert event is not None and event.event == "error", event
+    error: dict[str, Any] = msgspec.json.decode(event.text)["error"]
+    return error
+
+
+def test_a_topic_that_is_deleted_is_told_and_the_others_go_on(client: httpx.Client) -> None:
+    first, gone, last = made(client), made(client, partitions=3), made(client)
+    append(client, gone, "old")
+    with watching(client, first, gone, last, start="earliest") as events:
+        assert events.values(1) == ["old"]
+        assert client.delete(f"/v1/topics/{gone}").status_code == 204
+        error = error_of(events.next())
+        assert (error["code"], error["detail"]["topic"]) == ("unknown_topic", gone)
+        append(client, last, "a")
+        append(client, first, "b")
+        assert sorted(events.values(2)) == ["a", "b"]
+        place = events.place()
+    append(client, first, "c")
+
+    with watching(client, first, gone, last, last=place) as events:
+        assert error_of(events.next())["detail"]["topic"] == gone
+        assert events.values(1) == ["c"]
+        append(client, last, "d")
+        assert events.values(1) == ["d"]
+        place = events.place()
+    assert client.put(f"/v1/topics/{gone}").status_code == 201
+    append(client, gone, "again")
+    with watching(client, first, gone, last, last=place) as events:
+        append(client, first, "e")
+        assert sorted(events.values(2)) == ["again", "e"], "one that is created again begins again"
+
+
+def test_as_many_topics_as_a_watch_may_have_are_named_in_a_body_whatever_their_names(client: httpx.Client) -> None:
+    """In an address 256 names of 25 characters each were too long."""
+    begin = f"{next(_NUMBERS)}/".rjust(WATCHED_NAME, "n")
+    names = [f"{begin}{number:0{WATCHED_NAME}}" for number in range(WATCHED_TOPICS_MAX)]
+    for name in names:
+        assert client.put(f"/v1/topics/{name}", json={"engine": "memory"}).status_code == 201
+    assert client.get("/v1/watch", params={"topic": names}).status_code == 414
+
+    with client.stream("POST", "/v1/watch", json={"topics": names}) as answer:
+        events = Events(answer)
+        append(client, names[-1], "a")
+        assert events.values(1) == ["a"]
+        place = events.place()
+    append(client, names[0], "b")
+    with client.stream("POST", "/v1/watch", json={"topics": names, "last_event_id": place}) as answer:
+        assert Events(answer).values(1) == ["b"]
+    many = [*names, "one/more"]
+    refused: list[dict[str, Any]] = [{"topics": []}, {}, {"topics": names[:1], "start": "5"}, {"topics": many}]
+    for wrong in refused:
+        assert client.post("/v1/watch", json=wrong).status_code in (400, 404)
+    for name in names:
+        client.delete(f"/v1/topics/{name}")
+
+
+def test_a_watch_ends_with_the_last_of_its_topics(client: httpx.Client) -> None:
+    names = [made(client) for _ in range(3)]
+    with watching(client, *names) as events:
+        place = events.place()
+        for name in names:
+            assert client.delete(f"/v1/topics/{name}").status_code == 204
+            assert error_of(events.next())["code"] in ("unknown_topic", "closed")
+        assert events.next() is None
+    answer = client.get("/v1/watch", params={"topic": names, "last_event_id": place})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_topic")
+
+
+def test_a_watch_over_another_list_goes_on_in_the_topics_that_both_have(client: httpx.Client) -> None:
+    """Another list, or another order, was refused, and the places in all topics were lost."""
+    kept, dropped, other, added = (made(client) for _ in range(4))
+    for name in (kept, dropped, other, added):
+        append(client, name, f"{name} before")
+    with watching(client, kept, dropped, other) as events:
+        place = events.place()
+    for name in (kept, dropped, other, added):
+        append(client, name, f"{name} after")
+
+    for names in ((other, kept), (added, other, kept), (kept, dropped)):
+        with watching(client, *names, last=place) as events:
+            append(client, names[0], "new")
+            known = [name for name in names if name != added]
+            wanted = {f"{name} after" for name in known} | {"new"}
+            assert set(events.values(len(wanted))) == wanted
+    with watching(client, kept, added, last=place, start="earliest") as events:
+        wanted = {f"{kept} after", f"{added} before", f"{added} after"}
+        found = {item["value"] for item in (events.item() for _ in range(5)) if item["value"] != "new"}
+        assert wanted <= found, "start is for topics that the place does not know"
 
 
 def test_a_deleted_topic_ends_its_stream_with_the_reason(client: httpx.Client) -> None:

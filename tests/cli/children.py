@@ -51,7 +51,7 @@ def owner_killed(
     At the end delete those with offsets in `deleted`, as `12-15`, and all below `before`, if they are given.
     """
     log = Storage.open(path, Settings.load(settings))
-    topic = log.create_topic("shop/orders", durability=durability)
+    topic = log.create_topic("shop/orders", durability=durability, on_owner_loss="take_over")
     for number in range(int(appended)):
         topic.append(b"%d" % number, key=b"k%d" % number, tag="eu", headers=[("n", b"%d" % number)])
         wal_of(topic).commit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ BY_URL: Final = {
     "subscription alter", "subscription list", "subscription show", "subscription pause", "subscription resume",
     "subscription seek", "subscription peek", "subscription consume", "subscription delete", "deadletter list",
     "deadletter show", "deadletter replay", "deadletter purge", "history backfill", "history profile", "table lake",
+    "shard take-over",
 }  # fmt: skip
 
 
@@ -78,6 +80,8 @@ SCRIPTS: Final = {
         Line("topic alter shop/orders --partitions 1"),
         Line("topic alter shop/orders --cap-records 5 --json"),
         Line("topic alter shop/none --cap-records 5"),
+        Line("topic alter shop/orders --on-owner-loss take-over --json"),
+        Line("shard take-over shop/orders[0]"),
         Line("topic alter shop/orders"),
         Line("topic delete shop/orders"),
         Line("topic delete shop/orders --yes"),
@@ -362,10 +366,14 @@ def test_a_key_is_erased_by_url(url: str) -> None:
 
     item = erased.items[0]
     assert (erased.code, item["deleted"]) == (0, 14)
-    assert {place["tier"] for place in item["remains"]} == {"sealed", "log", "history"}
+    assert {place["tier"] for place in item["remains"]} == {"sealed", "log"}
     assert all(place["bytes"] > 0 and place["until"] == "compaction" for place in item["remains"])
-    assert not any(place["place"].startswith("/") for place in item["remains"])
-    assert again.out == "shop/orders: 0 records deleted, no reader sees them again\n"
+    assert all(place["place"].startswith("shards/") for place in item["remains"])
+    assert again.out.startswith("shop/orders: 0 records deleted, no reader sees them again\n")
+    assert again.out.count("their bytes remain in shards/") == len(item["remains"])
+    (line,) = item["commands"]
+    rewritten = _by_url(url, *shlex.split(line)[1:])
+    assert (rewritten.code, rewritten.out) == (0, "shop/orders: 0 records deleted, no reader sees them again\n")
     assert _by_url(url, "records", "get", "shop/orders", "--key", "k1").code == 1
 
 

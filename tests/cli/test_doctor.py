@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import resource
@@ -14,6 +15,8 @@ import forebay
 from forebay.cli.doctor import probes
 from forebay.cli.doctor.answers import AnswerKind
 from forebay.disk import SystemDisk
+from forebay.disk.descriptors import SystemFile
+from forebay.settings import RuntimeSettings
 from forebay.spark.start import java
 from forebay.spark.start.java import Java
 from tests.cli.environment import CommandEnvironment
@@ -152,6 +155,7 @@ def test_too_little_space_is_a_problem(tmp_path: Path) -> None:
         (256, 128, "ok", 192),
         (160, 128, "warning", 144),
         (64, 128, "problem", 96),
+        (1024, RuntimeSettings().descriptors_max, "ok", 576),
         (resource.RLIM_INFINITY, 10**6, "ok", 10**6 + 64),
     ],
 )
@@ -254,3 +258,24 @@ def test_without_a_java_that_will_do_the_answer_says_what_was_tried(
     assert answer.verdict is verdict
     assert f"none was found (PATH ({unusable}): Java 11, too old)" in answer.answer
     assert "set JAVA_HOME" in answer.answer
+
+
+def test_a_disk_without_room_is_a_problem_and_every_other_question_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = filled(tmp_path / "log")
+    before = snapshot(shell.directory)
+    write_at = SystemFile.write_at
+
+    def full(self: SystemFile, data: bytes, position: int) -> int:
+        if "forebay-doctor" in self.path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_at(self, data, position)
+
+    monkeypatch.setattr(SystemFile, "write_at", full)
+
+    answers = _answers(shell, code=1)
+
+    assert answers["disk"][0] == "problem" and "No space left" in answers["disk"][1]
+    assert {"clock", "lock", "directory", "orphans"} <= set(answers)
+    assert snapshot(shell.directory) == before

@@ -33,7 +33,7 @@ COMMANDS: Final = list(_commands())
 
 
 def test_the_page_lists_exactly_the_commands_there_are() -> None:
-    listed = re.findall(r"^\| \[`forebay ([a-z ]+)`\]", _PAGE, re.MULTILINE)
+    listed = re.findall(r"^\| \[`forebay ([a-z -]+)`\]", _PAGE, re.MULTILINE)
 
     assert sorted(listed) == sorted(" ".join(path) for path, _ in COMMANDS)
 

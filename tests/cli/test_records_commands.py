@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import shlex
 from pathlib import Path
 
 import pytest
 
 import forebay
 from tests.cli.rig import Shell, one_line, snapshot
+from tests.support.erased import holders
 
 pytestmark = pytest.mark.slow
 
@@ -101,10 +104,42 @@ def test_erase_says_where_bytes_remain(shell: Shell) -> None:
     text = shell.ok("records", "erase", TOPIC, "--key", "3", "--yes").out
     again = shell.ok("records", "erase", TOPIC, "--key", "2", "--yes", "--json").items[0]
 
-    assert erased["deleted"] == 3 and again == {"topic": TOPIC, "deleted": 0, "remains": []}
-    assert erased["remains"] and all(Path(place["place"]).exists() for place in erased["remains"])
+    assert erased["deleted"] == 3 and again == {**again, "topic": TOPIC, "deleted": 0, "copies": []}
+    assert {place["place"] for place in again["remains"]} == {place["place"] for place in erased["remains"]} != set()
+    assert all(Path(place["place"]).exists() for place in erased["remains"])
     assert "3 records deleted" in text and "remain in" in text and "until" in text
+    assert "to remove them, run" in text and f"forebay records erase {TOPIC} --key 3 --now --yes" in text
     assert shell.run("records", "get", TOPIC, "--key", "2").code == 1
+
+
+def test_the_commands_that_erase_names_remove_the_bytes(shell: Shell) -> None:
+    secret = b"rue de la Paix 17"
+    with forebay.open(str(shell.directory)) as log:
+        log.topic(TOPIC).append(secret, key=b"anna@example.net")
+        log.topic(TOPIC).append(b"kept", key=b"bob")
+    shell.run("topic", "export", TOPIC)
+    asked = [shell.ok("records", "erase", TOPIC, "--key", "anna@example.net", "--yes", "--json").items[0]]
+    assert holders(secret, shell.directory)
+
+    while asked[-1]["commands"]:
+        assert len(asked) < 5, asked[-1]
+        for line in asked[-1]["commands"]:
+            shell.run(*shlex.split(line)[1:])
+        asked.append(shell.run(*shlex.split(asked[0]["commands"][-1])[1:], "--json").items[0])
+
+    assert holders(secret, shell.directory) | holders(b"anna@example.net", shell.directory) == set()
+    assert asked[-1]["remains"] == [] and shell.ok("records", "get", TOPIC, "--key", "bob").out == "kept\n"
+
+
+def test_a_key_that_is_no_text_is_named_in_base64(shell: Shell) -> None:
+    for key in (b"\xff\x00", b"-x", b"a'b c"):
+        with forebay.open(str(shell.directory)) as log:
+            log.topic(TOPIC).append(b"v", key=key)
+        coded = base64.b64encode(key).decode()
+        (line,) = shell.ok("records", "erase", TOPIC, "--key-b64", coded, "--yes", "--json").items[0]["commands"]
+        with forebay.open(str(shell.directory)) as log:
+            log.topic(TOPIC).append(b"v", key=key)
+        assert shell.run(*shlex.split(line)[1:], "--json").items[0]["deleted"] == 1
 
 
 def test_erase_names_exactly_the_files_that_had_the_key(tmp_path: Path) -> None:

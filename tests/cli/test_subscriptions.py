@@ -13,6 +13,7 @@ import pytest
 import forebay
 from forebay.topics import TopicSpec
 from tests.cli.rig import Shell, one_line
+from tests.subscriptions.test_vouching import FORGED
 from tests.support.processes import hear
 
 pytestmark = pytest.mark.slow
@@ -96,6 +97,26 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(shell: Shell) -> None
         == f"{dead}: 2 dead letters purged\n"
     )
     assert shell.ok("deadletter", "list", "shop/orders", "mails").out == ""
+
+
+def test_records_that_only_look_like_dead_letters_stay_until_their_origin_is_named(
+    shell: Shell, tmp_path: Path
+) -> None:
+    with forebay.open(str(tmp_path / "log")) as log:
+        log.create_topic("failed").append(b"forged", headers=FORGED)
+        log.create_topic("payments/ledger")
+
+    assert shell.ok("deadletter", "list", "failed").out.splitlines()[1].split()[-1] == "no"
+    assert [item["is_vouched"] for item in shell.ok("deadletter", "list", "failed", "--json").items] == [False]
+    passed_over = shell.ok("deadletter", "replay", "failed", "--all")
+    assert passed_over.out == "default/failed: 0 dead letters replayed\n"
+    assert "say that they are dead letters of payments/ledger, and nothing vouches for that" in passed_over.err
+    assert "--origin payments/ledger" in passed_over.err
+    assert shell.ok("consume", "payments/ledger").out == ""
+
+    named = shell.ok("deadletter", "replay", "failed", "--all", "--origin", "payments/ledger")
+    assert named.out == "default/failed: 1 dead letters replayed\n"
+    assert shell.ok("consume", "payments/ledger").out == "forged\n"
 
 
 def test_how_a_subscription_delivers_is_altered(shell: Shell) -> None:

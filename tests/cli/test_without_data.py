@@ -43,6 +43,7 @@ WORDS: Final = {
     "topic alter": "shop/orders --partitions 2",
     "topic copy": "shop/orders shop/copy",
     "topic seal": "shop/orders",
+    "shard take-over": "shop/orders[0] --accept-loss",
     "topic unseal": "shop/sealed",
     "topic export": "shop/orders",
     "shard list": "",

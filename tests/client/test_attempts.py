@@ -15,6 +15,7 @@ from forebay.errors import (
     Invalid,
     Moved,
     NotReady,
+    PartitionOutcomes,
     Throttled,
     Unavailable,
     UnknownTopic,
@@ -96,6 +97,26 @@ def test_a_refusal_after_a_lost_answer_says_not_that_nothing_was_done(clock: Man
     assert raised.value.topic == "shop/orders"
     with pytest.raises(UnknownTopic):
         tried.pause_after(RefusedCall(UnknownTopic("gone"), None))
+
+
+def test_what_the_last_answer_says_of_each_partition_outlives_the_repeats(clock: ManualClock) -> None:
+    away, full = Unavailable("away", partition=1), Full("full", partition=2)
+    records = ((0, 7), (1, None), (2, None))
+    last = Indeterminate("1 is there").with_outcome(PartitionOutcomes(((0, 7, 1),), {1: away, 2: full}, records))
+    for lost, kind in ((None, Unavailable), (Indeterminate("lost"), Indeterminate)):
+        tried = attempts(clock)
+        for failure in (lost, last) if lost is not None else (last,):
+            tried.pause_after(RefusedCall(failure, None))
+        clock.advance(60)
+
+        with pytest.raises(Indeterminate, match="tried") as raised:
+            tried.pause_after(RefusedCall(last, None))
+
+        outcome = raised.value.append_outcome
+        assert outcome is not None
+        assert (outcome.ranges, outcome.records) == (((0, 7, 1),), records)
+        assert (type(outcome.failures[1]), outcome.failures[2]) == (kind, full)
+        assert outcome.failures[1].partition == 1
 
 
 def test_lanes_of_appends_at_the_same_time_are_not_shared(clock: ManualClock) -> None:

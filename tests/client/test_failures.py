@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 import forebay
+from forebay import aio
 from forebay.clock import SystemClock
 from forebay.partitioning import partition_of_key
+from forebay.settings import Settings
 from tests.support.brokers import running_broker
 
 
@@ -45,3 +48,25 @@ def test_a_batch_that_fails_in_one_partition_says_which_and_what_stands(tmp_path
         good = log.create_topic("good").append_many_nowait([b"x"])
         good.result()
         assert good.failures == {}
+
+
+def test_records_that_share_a_request_do_not_share_the_refusal_of_one_of_them(tmp_path: Path) -> None:
+    """One that is too large for its topic is refused alone; the others are there once each, in order."""
+    settings = Settings.load(None, {"server": {"port": 0}, "wal": {"frame_bytes_max": 65536}}, environment={})
+
+    async def append(url: str) -> list[int | BaseException]:
+        async with aio.connect(url) as log:
+            topic = await log.create_topic("t", partitions=2)
+            sizes = [200_000 if number in (13, 14, 31) else 10 for number in range(40)]
+            acks = [await topic.append_nowait(b"x" * size, key=b"%d" % n) for n, size in enumerate(sizes)]
+            return await asyncio.gather(*acks, return_exceptions=True)
+
+    with running_broker(tmp_path / "log", settings) as broker, forebay.connect(broker.url) as log:
+        outcomes = asyncio.run(append(broker.url))
+        stored = {record.key: record.offset for record in log.topic("t").read()}
+
+    refused = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, BaseException)]
+    assert refused == [13, 14, 31]
+    assert all(isinstance(outcomes[number], forebay.Invalid) for number in refused)
+    assert stored == {b"%d" % n: offset for n, offset in enumerate(outcomes) if isinstance(offset, int)}
+    assert len(stored) == 37

@@ -7,6 +7,7 @@ import fcntl
 import os
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,97 @@ def test_dirty_handles_keep_their_descriptors_until_they_are_synced(disk: System
     disk.release_idle()
 
     assert disk.descriptors_open == 0
+
+
+class Counted(OrderedDict[SystemFile, None]):
+    """Counts the handles that a search looks at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[SystemFile]:
+        for file in super().__iter__():
+            Counted.looks += 1
+            yield file
+
+
+def looks_for_each_write(root: str, descriptors_max: int, *, reads: bool) -> float:
+    """Write to four times as many files as may be open, in turn; how many handles were looked at for each write."""
+    table = descriptors.Descriptors(descriptors_max)
+    for name, value in vars(table).items():
+        if isinstance(value, OrderedDict):
+            setattr(table, name, Counted())
+    created = os.O_RDWR | os.O_CREAT
+    files = [table.adopt(f"{root}/{descriptors_max}-{number}", created) for number in range(4 * descriptors_max)]
+    Counted.looks = 0
+    for turn in range(3):
+        for file in files:
+            file.write_at(b"unsynced", 8 * turn)
+            if reads:
+                file.read_at(8, 0)
+    looks = Counted.looks / (3 * len(files))
+    assert len(table) <= descriptors_max
+    table.abandon()
+    return looks
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_finding_room_takes_as_many_steps_with_many_open_files_as_with_few(
+    root: str, monkeypatch: pytest.MonkeyPatch, *, reads: bool
+) -> None:
+    monkeypatch.setattr(machine, "flush", lambda fd: None)
+
+    few, many = (looks_for_each_write(root, count, reads=reads) for count in (8, 128))
+
+    assert many <= few + 1
+    assert many <= 6
+
+
+def test_a_file_that_is_written_to_while_it_is_synced_for_room_is_synced_for_room_again(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes = Flushes(monkeypatch)
+    files = [disk.create(f"{root}/{number}") for number in range(4)]
+    for file in files:
+        file.write_at(b"before", 0)
+    again = {file.path: file for file in files}
+
+    def meet(path: str) -> None:
+        if (file := again.pop(path, None)) is not None:
+            file.write_at(b"beside", 0)
+
+    flushes.meet = meet
+    others = [disk.create(f"{root}/other-{number}") for number in range(4)]
+    for file in others:
+        file.write_at(b"other", 0)
+
+    assert disk.descriptors_open <= 4
+    assert sorted(flushes.paths[:8]) == sorted([file.path for file in files] * 2)
+    assert [file.read_at(9, 0) for file in files] == [b"beside"] * 4
+
+
+@pytest.mark.parametrize("synced", ["file by file", "as a file system"])
+def test_a_file_that_its_owner_syncs_gives_its_descriptor_to_the_next(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch, synced: str
+) -> None:
+    """A search for room has met it while it was dirty, and must meet it again."""
+    flushes = Flushes(monkeypatch)
+    files = [disk.create(f"{root}/{number}") for number in range(4)]
+    for file in files:
+        file.write_at(b"unsynced", 0)
+    for number in range(2):
+        disk.create(f"{root}/more-{number}").write_at(b"unsynced", 0)
+    if synced == "as a file system":
+        disk.sync_filesystem(root)
+    else:
+        for file in files[2:]:
+            file.sync()
+    flushes.paths.clear()
+
+    for number in range(2, 4):
+        disk.create(f"{root}/more-{number}").write_at(b"unsynced", 0)
+
+    assert flushes.paths == []
+    assert disk.descriptors_open <= 4
 
 
 class Flushes:

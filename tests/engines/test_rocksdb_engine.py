@@ -68,7 +68,12 @@ def test_after_another_boot_only_what_was_synced_goes_on_exactly(tmp_path: Path,
         reserved = 5 + SETTINGS.wal.reserve_records_min
         assert shard.decision.gap == Gap(5, reserved, Reason.LOST)
         assert numbers(again, ref) == [0, 1, 2, 3, 4, Gap(5, reserved, Reason.LOST)]
+        assert (shard.lag_end(), shard.offsets().next) == (5, reserved)
+        again.close()
+        again = home.open()
+        assert again.open_shard(ref).lag_end() == 5
         assert again.write(ref, NewRecord(b"v", 9)) == reserved
+        assert again.open_shard(ref).lag_end() == reserved + 1
         assert again.get_offset_by_timestamp(ref, 5) == reserved
         assert again.delete_before(ref, 100) == 5
         assert numbers(again, ref) == [Gap(0, 100, Reason.DELETED), Gap(100, reserved, Reason.LOST), reserved]

@@ -91,7 +91,12 @@ class LoadEnvironment(SimulatedEnvironment):
         self.violations: list[Violation] = []
         """Of what is promised at each commit."""
         self.spec = TopicSpec.create(
-            NAME, topic_id=TOPIC_ID, created_at=0, partitions=partitions, durability=durability.value
+            NAME,
+            topic_id=TOPIC_ID,
+            created_at=0,
+            partitions=partitions,
+            durability=durability.value,
+            on_owner_loss="take_over",
         )
         if metadata is None:
             Definitions(self.metadata, "/forebay", self.clock).create(self.spec, exist_ok=True)

@@ -173,6 +173,7 @@ def test_of_a_thousand_watchers_one_that_stalls_costs_the_others_nothing_and_mem
         await asyncio.gather(*following)
 
         assert rendered == list(range(rounds))  # each page once, whatever the stalled one does
+        gc.collect()  # what tests before have left
         assert sum(isinstance(found, SharedPage) for found in gc.get_objects()) <= 4 + 1
         assert stalled.outbox.bytes_held == 0
         assert list(first.rows) == [0]
@@ -320,6 +321,7 @@ def test_pages_are_kept_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.
             assert (await given(watching)).next == number + 1
 
         # Each counts for its records and for the one rendering of them.
+        gc.collect()  # what tests before have left
         assert sum(isinstance(found, SharedPage) for found in gc.get_objects()) <= 3
 
     with forebay.open(tmp_path, quick()) as log:

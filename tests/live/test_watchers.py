@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -48,7 +48,7 @@ class Room:
         self.started: set[asyncio.Future[Any]] = set()
         self.feeds = Feeds(self.start)
 
-    def start(self, call: Callable[[], T], /) -> asyncio.Future[T]:
+    def start(self, _key: Hashable, call: Callable[[], T], /) -> asyncio.Future[T]:
         self.reads += 1
         started = asyncio.get_running_loop().run_in_executor(self._threads, call)
         self.started.add(started)
@@ -64,7 +64,7 @@ class Room:
         self, topic: Topic, start: Position | int = EARLIEST, timeout: float | None = None
     ) -> AsyncStream[Record]:
         begin = partial(topic.following, start)
-        return AsyncStream(Watcher(self.feeds, [WatchedTopic(topic, begin, Batch.records)], timeout))
+        return AsyncStream(Watcher(self.feeds, [WatchedTopic(topic, begin, Batch.records)], timeout), topic.check_open)
 
 
 @asynccontextmanager
@@ -154,7 +154,10 @@ def test_one_waker_serves_all_watchers_and_a_page_is_rendered_once(tmp_path: Pat
         topic = log.create_topic("t")
         topic.append(b"0")
         begin = partial(topic.following, EARLIEST)
-        streams = [AsyncStream(Watcher(here.feeds, [WatchedTopic(topic, begin, render)])) for _ in range(MANY)]
+        streams = [
+            AsyncStream(Watcher(here.feeds, [WatchedTopic(topic, begin, render)]), topic.check_open)
+            for _ in range(MANY)
+        ]
         assert [await anext(stream) for stream in streams] == [0] * MANY
         waiting = [asyncio.create_task(anext(stream)) for stream in streams]
         await asyncio.sleep(0)
@@ -184,7 +187,7 @@ def test_a_filter_that_shows_nothing_of_a_page_goes_on_behind_it(tmp_path: Path)
         for number in range(10):
             topic.append(b"%d" % number, tag="odd" if number % 5 == 3 else "even")
         watched = WatchedTopic(topic, partial(topic.following, EARLIEST), odd)
-        stream = AsyncStream(Watcher(here.feeds, [watched], 0))
+        stream = AsyncStream(Watcher(here.feeds, [watched], 0), topic.check_open)
 
         assert values([record async for record in stream]) == [b"3", b"8"]
 
@@ -367,7 +370,9 @@ def test_a_gap_in_the_middle_is_reported_at_its_place_to_each_watcher(tmp_path: 
         async def use(log: Storage, here: Room) -> None:
             seen: list[object] = []
             begin = partial(topic.following, EARLIEST, on_gap=lambda partition, gap: seen.append(gap))
-            async for record in AsyncStream(Watcher(here.feeds, [WatchedTopic(topic, begin, Batch.records)], 0)):
+            async for record in AsyncStream(
+                Watcher(here.feeds, [WatchedTopic(topic, begin, Batch.records)], 0), topic.check_open
+            ):
                 seen.append(record.value)  # noqa: PERF401 - gaps are appended in between
             assert seen == [b"0", b"1", b"2", Gap(3, 5, Reason.LOST), b"5"]
 
@@ -387,7 +392,7 @@ def test_what_is_evicted_behind_a_slow_watcher_is_a_gap_for_it_alone(tmp_path: P
         topic = log.create_topic("t", cap_records=4)
         gaps: list[Gap] = []
         begin = partial(topic.following, EARLIEST, on_gap=lambda partition, gap: gaps.append(gap))
-        slow = AsyncStream(Watcher(here.feeds, [WatchedTopic(topic, begin, Batch.records)], 0))
+        slow = AsyncStream(Watcher(here.feeds, [WatchedTopic(topic, begin, Batch.records)], 0), topic.check_open)
         keeps_up = here.watch(topic, timeout=0)
         await begun([slow, keeps_up])
         for number in range(20):

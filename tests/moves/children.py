@@ -80,7 +80,7 @@ class Servant:
 
     def obey(self, word: str, *rest: str) -> str:
         if word == "create":
-            self._log.create_topic(TOPIC, durability=rest[0])
+            self._log.create_topic(TOPIC, durability=rest[0], on_owner_loss="take_over")
             return "done"
         topic = self._log.topic(TOPIC)
         if word == "append":

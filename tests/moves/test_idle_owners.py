@@ -25,7 +25,7 @@ def _nobody_looks_but_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_overtaken_log_that_no_caller_appends_to_stops_and_sets_its_files_aside(tmp_path: Path) -> None:
     environment = directories.shared_fs(tmp_path)
     with environment.open("A") as a, environment.open("B") as b:
-        topic = a.create_topic(TOPIC, durability="fsync")
+        topic = a.create_topic(TOPIC, durability="fsync", on_owner_loss="take_over")
         topic.append(b"not exported")
         engine = inside(a).engine
         inside(a).lose_session()

@@ -9,7 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay import Conflict, Corrupt, Indeterminate, Invalid, Moved, Settings, Storage, Unavailable, Unsupported
+from forebay import (
+    Conflict,
+    Corrupt,
+    DataLoss,
+    Indeterminate,
+    Invalid,
+    Moved,
+    Settings,
+    Storage,
+    Unavailable,
+    Unsupported,
+)
 from forebay.format.metadata.descriptor import Phase
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put, Session
@@ -167,13 +178,14 @@ def test_a_contradiction_is_refused_whichever_caller_died_over_refusing_it(
     if wrong == "emptied":
         empty(environment, "A")
     said = {"sealed": "was sealed at 5", "unknown": "does not know the shard", "emptied": "its directory has no log"}
+    error = DataLoss if wrong == "emptied" else Conflict
     for call in range(20):
         with environment.open("A") as a:
             calls = dying(monkeypatch, metadata_of(a), call, behind=when == "behind")
-            with pytest.raises((Died, Conflict)) as ended:
+            with pytest.raises((Died, error)) as ended:
                 a.topic(TOPIC).append(b"x")
             monkeypatch.undo()
-        with environment.open("A") as a, pytest.raises(Conflict, match=said[wrong]):
+        with environment.open("A") as a, pytest.raises(error, match=said[wrong]):
             a.topic(TOPIC).append(b"x")
         ledger.count("states", scenario="refusal")
         if not isinstance(ended.value, Died):
@@ -203,7 +215,7 @@ def test_a_contradiction_is_reported_even_if_the_metadata_store_fails_then(
 
         monkeypatch.setattr(store, "transaction", transaction)
         for _ in range(2):
-            with pytest.raises(Conflict, match="its directory has no log"):
+            with pytest.raises(DataLoss, match="its directory has no log"):
                 a.topic(TOPIC).append(b"x")
 
 

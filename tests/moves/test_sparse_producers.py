@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from forebay import Conflict
+from forebay.appends.producer_window import ReservedProducer
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.places import Places
 from forebay.sealed import ByteSource
@@ -18,7 +19,7 @@ from tests.compacting.directly import check_sound, compacted, kinds_of
 from tests.support.environments import directories
 from tests.support.environments.directories import TOPIC, Environment
 
-ROUTER: Final = 2**63 + 7
+ROUTER: Final = ReservedProducer(2**63 + 7)
 SENT: Final = ((5, -1), (9, 5), (10, None), (2**40, 10))
 """Sequences, and those they name as the previous ones."""
 
@@ -39,7 +40,8 @@ def _produce(log: Storage) -> dict[tuple[int, int], int]:
 
 def _check(topic: Topic, offsets: dict[tuple[int, int], int]) -> None:
     for (producer, sequence), offset in offsets.items():
-        assert topic.append(b"again", producer=producer, sequence=sequence, partition=0) == offset
+        repeated = topic.append(b"%d" % sequence, producer=producer, sequence=sequence, partition=0)
+        assert repeated == offset
     for producer in (7, ROUTER):
         assert topic.last_sequence(producer, 0) == 2**40
         for sequence, previous in ((7, 5), (2**41, 10), (2**41, None), (2**41, -1)):

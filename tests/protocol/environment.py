@@ -38,7 +38,7 @@ from forebay.testing.simulated.blobs import SimulatedBlobs
 from forebay.testing.simulated.clock import ManualClock
 from forebay.testing.simulated.crashes import CrashState
 from forebay.testing.simulated.disk import SimulatedDisk
-from forebay.topics import Durability, ShardRef, TopicSpec
+from forebay.topics import Durability, OnOwnerLoss, ShardRef, TopicSpec
 from tests.protocol.consuming import Consumer
 from tests.support.environments.simulated import (
     GRACE_S,
@@ -55,6 +55,8 @@ from tests.wal.rig import history_of, stage, value_of
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
 MODES: Final = ("shared_fs", "local")
 RETRIES_MAX: Final = 12
+OPERATOR: Final = "an operator"
+"""Who accepts losses."""
 _WAL: Final = {
     "free_bytes_min": 0,
     "rotate_bytes_max": 4096,
@@ -76,9 +78,11 @@ def settings_of(mode: str) -> Settings:
     return Settings.load(overrides={"wal": _WAL, "storage": {"mode": mode}, **_ARCHIVE})
 
 
-def spec_of(durability: Durability) -> TopicSpec:
-    """The topic that all this is about, of one partition."""
-    return TopicSpec.create(NAME, topic_id=TOPIC_ID, created_at=0, durability=durability)
+def spec_of(durability: Durability, on_owner_loss: OnOwnerLoss = OnOwnerLoss.TAKE_OVER) -> TopicSpec:
+    """The topic that all this is about, of one partition. Unless it waits, any directory goes on for a dead one."""
+    return TopicSpec.create(
+        NAME, topic_id=TOPIC_ID, created_at=0, durability=durability, on_owner_loss=on_owner_loss.value
+    )
 
 
 class OwnersEnvironment(SimulatedEnvironment):
@@ -93,11 +97,12 @@ class OwnersEnvironment(SimulatedEnvironment):
         metadata: MemoryMetadata | None = None,
         blobs: BlobStore | None = None,
         seed: int = 1,
+        on_owner_loss: OnOwnerLoss = OnOwnerLoss.TAKE_OVER,
     ) -> None:
         disk = disk or SimulatedDisk(directories=["/a", "/b", "/c", STORE])
         super().__init__(settings_of(mode), disk=disk, metadata=metadata, blobs=blobs, seed=seed)
         self.durability = durability
-        self.ref = ShardRef(spec_of(durability), 0)
+        self.ref = ShardRef(spec_of(durability, on_owner_loss), 0)
         self.uncovered: list[Violation] = []
         """Seals that were recorded when the store lacked an object."""
         self.openings: dict[int, RecoveryDecision] = {}
@@ -199,6 +204,10 @@ class Node(SimulatedOwner):
     def shard(self) -> SegmentShard:
         """The shard, acquired and recovered if it is not open yet."""
         return self.engine.open_shard(self.environment.ref)
+
+    def take_over(self) -> None:
+        """Go on with the shard, whatever its last holder has not exported: an operator says so."""
+        self.engine.open_accepting_loss(self.environment.ref, OPERATOR)
 
     def append(self, count: int = 1, *, producing: tuple[int, int] | None = None) -> AppendOutcome:
         """Append and wait; what the caller heard is noted."""

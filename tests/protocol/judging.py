@@ -16,6 +16,7 @@ from forebay.testing.checks.moves import (
     Commit,
     Handover,
     commits_of,
+    losses_are_accepted,
     move_goes_on,
     nothing_of_older_epochs,
     one_epoch_at_a_time,
@@ -102,9 +103,10 @@ def owners_followed(
     history: ShardEvents,
     openings: Mapping[int, RecoveryDecision],
 ) -> Iterator[Violation]:
-    """I19 to I21."""
+    """I19 to I21, and I41."""
     yield from one_epoch_at_a_time(commits)
     yield from nothing_of_older_epochs(commits)
+    yield from losses_are_accepted(commits)
     yield from seals_are_exact(commits)
     for passing in passed:
         decision = openings.get(passing.taken.epoch)

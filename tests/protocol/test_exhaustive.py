@@ -28,7 +28,14 @@ from forebay.shard.seal import begin_seal, finish_seal
 from forebay.testing.checks.catalogs import catalog_is_contiguous
 from forebay.testing.checks.interleavings import Exploration, Moment, Program, Report
 from forebay.testing.checks.invariants import Violation
-from forebay.testing.checks.moves import Commit, Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
+from forebay.testing.checks.moves import (
+    Commit,
+    Operations,
+    commits_of,
+    losses_are_accepted,
+    nothing_of_older_epochs,
+    one_epoch_at_a_time,
+)
 from forebay.testing.simulated.clock import ManualClock
 from forebay.topics import Durability
 from forebay.wal.recovery.survey import Survey
@@ -87,8 +94,8 @@ class Shard:
         self.next += 1
         self.writer.next = self.next
 
-    def catch_up(self, _: object = None, *, accept_damage: bool = False) -> None:
-        """Everything written becomes history, as one file."""
+    def catch_up(self, _: object = None, *, accept_damage: bool = False, gives_back: bool = False) -> None:
+        """Everything written becomes history, as one file; what is reserved beyond may be given back with it."""
         if self.exported < self.next:
             piece = SegmentDescriptor(
                 kind=DescriptorKind.FRAMES,
@@ -100,7 +107,7 @@ class Shard:
                 store="store",
                 object_key=f"{self.name}{self.exported}",
             )
-            self.catalog.extend(self.epoch, [piece])
+            self.catalog.extend(self.epoch, [piece], lambda: gives_back)
             self.exported = self.next
 
     def hold(self, _: ForebayError) -> None:
@@ -118,7 +125,9 @@ class Shard:
     def publish_local(self, _: object = None) -> None: ...
 
 
-def owner(name: str, session: str, *, exports: bool = True, seals: bool = True, tries: int = 1) -> Program:
+def owner(
+    name: str, session: str, *, exports: bool = True, gives_back: bool = False, seals: bool = True, tries: int = 1
+) -> Program:
     """Acquire, recover, reserve, append, export, append, and seal; any error ends it."""
 
     def run(store: MetadataStore, report: Report) -> None:
@@ -130,7 +139,9 @@ def owner(name: str, session: str, *, exports: bool = True, seals: bool = True, 
             reserve(shard.next + 3)
             shard.append(report)
             if exports:
-                shard.catch_up()
+                shard.catch_up(gives_back=gives_back)
+                if gives_back:
+                    reserve(shard.next + 3)
                 shard.append(report)
             if seals:
                 _seal(shard, store)
@@ -144,7 +155,7 @@ def _opened(store: MetadataStore, name: str, session: str, tries: int, report: R
     for _ in range(tries):
         try:
             [(before, epoch)] = acquire(
-                store, [Wanted(KEYS.state, TOPIC_ID)], Owner(session, name), clock=ManualClock()
+                store, [Wanted(KEYS.state, TOPIC_ID)], Owner(session, name), clock=ManualClock(), accepted_by=name
             )
         except Moved:
             continue
@@ -172,10 +183,11 @@ def _commits(operations: Operations) -> tuple[Commit, ...]:
 
 
 def judge(moment: Moment) -> Iterator[Violation]:
-    """I4, I15 and I19 to I21, of whatever has happened so far."""
+    """I4, I15, I19 to I21 and I41, of whatever has happened so far."""
     commits = [commit for _, operations in moment.recorded.committed for commit in _commits(operations)]
     yield from one_epoch_at_a_time(commits)
     yield from nothing_of_older_epochs(commits)
+    yield from losses_are_accepted(commits)
     yield from seals_are_exact(commits)
     passed = passings(commits)
     for left, taken, _ in passed:
@@ -251,7 +263,9 @@ SAME_DIRECTORY: Final = (owner("a", "A", seals=False), owner("a", "B", seals=Fal
 def _bounds() -> dict[str, Bound]:
     brief = (owner("a", "A", exports=False), owner("b", "B", exports=False, seals=False))
     whole = (owner("a", "A"), owner("b", "B"))
+    idle = (owner("a", "A", gives_back=True, seals=False), owner("b", "B", exports=False, seals=False))
     bounds = {
+        "one gives back what it reserved": Bound(idle, 0, 1),
         "two owners, a fault": Bound(brief, 1, 1),
         "two that export and seal": Bound(whole, 0, 1),
         "two of one directory": Bound(SAME_DIRECTORY, 0, 1),
@@ -270,7 +284,7 @@ BOUNDS: Final = _bounds()
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-@pytest.mark.proves("I4", "I15", "I19", "I20", "I21")
+@pytest.mark.proves("I4", "I15", "I19", "I20", "I21", "I41")
 def test_no_order_and_no_fault_breaks_a_move(name: str, ledger: Ledger) -> None:
     bound, zombies = BOUNDS[name], Zombies()
     exploration = Exploration(dict(zip("ABC", bound.owners, strict=False)), judge, zombies.heard)

@@ -26,6 +26,7 @@ from forebay.testing.simulated.blobs import SimulatedBlobs
 from forebay.testing.simulated.clock import ManualClock
 from forebay.testing.simulated.metadata import Fault as MetadataFault
 from forebay.testing.simulated.metadata import FaultyMetadata
+from forebay.topics import OnOwnerLoss
 from tests.ledger import Ledger
 from tests.protocol.consuming import missed_by_consumers
 from tests.protocol.environment import KEYS, Node, OwnersEnvironment
@@ -166,6 +167,7 @@ ACTIONS: Final[list[tuple[Callable[[Player], object], int]]] = [
     (_retain, 2),
     (_sweep, 1),
     (_clear, 2),
+    (lambda player: player.node.take_over(), 1),
 ]
 
 
@@ -176,7 +178,10 @@ class Play:
         self.chance = random.Random(seed)
         self.schedule = LockStep()
         self.blobs = SimulatedBlobs(clock=ManualClock())
-        self.environment = OwnersEnvironment("local" if seed % 5 == 4 else "shared_fs", blobs=self.blobs, seed=seed)
+        mode = "local" if seed % 5 == 4 else "shared_fs"
+        self.waits = seed % 3 == 2
+        policy = OnOwnerLoss.WAIT if self.waits else OnOwnerLoss.TAKE_OVER
+        self.environment = OwnersEnvironment(mode, blobs=self.blobs, seed=seed, on_owner_loss=policy)
         self.environment.on_commit = self._committed
         self.violations: list[Violation] = []
         self.players = {name: Player(self, name) for name in "abc"}
@@ -239,9 +244,10 @@ class Play:
 
     def _next_holder(self) -> str:
         state = self.environment.state
-        if self.environment.settings.is_shared or state is None or state.phase is Phase.SEALED:
+        is_free = self.environment.settings.is_shared and not (self.waits and self.chance.random() < 0.5)
+        if is_free or state is None or state.phase is Phase.SEALED:
             return self.chance.choice("abc")
-        # What lies in one directory alone goes on there.
+        # What lies in one directory alone goes on there, and so does what waits for its owner.
         return state.holder or "a"
 
     def _at_the_end(self) -> list[Violation]:
@@ -249,6 +255,8 @@ class Play:
         self.environment.inner.end_all_sessions()
         withdraw_target(self.environment.metadata, KEYS.state, clock=ManualClock())
         last = self.environment.node(self._next_holder())
+        if self.waits and self.environment.settings.is_shared:
+            last.take_over()
         if last.append() is not Heard.ACKED:
             return [Violation("I33", "nobody can go on with the shard")]
         found = [violation for player in self.players.values() for violation in player.watched.violations]
@@ -264,7 +272,7 @@ class Play:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.proves("I18", "I19", "I20", "I21", "I25", "I33")
+@pytest.mark.proves("I18", "I19", "I20", "I21", "I25", "I33", "I41")
 def test_no_schedule_of_owners_breaks_a_promise(part: int, ledger: Ledger) -> None:
     broken: list[str] = []
     zombie_writes = takeovers = 0

@@ -6,19 +6,27 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forebay
+from forebay.appends.producer_window import ReservedProducer
 from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
+from forebay.format.metadata.keys import router_key
+from forebay.metadata import Put
+from forebay.progress import ReservedReader
 from forebay.records import EARLIEST, LATEST
 from forebay.routers import Routers, RouterState
-from forebay.routers.book import RouterBook
+from forebay.routers.book import CREATE_SECONDS, ORPHAN_SECONDS, RULES_MAX, OrphanCursors, RouterBook
 from forebay.routers.mover import Mover
+from forebay.settings import WalSettings
 from forebay.storage import Storage, Topic
+from forebay.storage.cursors import Reader
 from forebay.testing.inside import inside
+from forebay.testing.simulated.clock import ManualClock
 from tests.support.waiting import until
 
 
@@ -176,7 +184,7 @@ def test_other_producers_between_two_records_do_not_make_the_router_forget(tmp_p
             _arrived(target, 3)
         for producer in range(1, 200):
             target.append(b"9999", producer=producer, sequence=0)
-            target.append(b"9999", producer=2**63 + producer, sequence=0)
+            target.append(b"9999", producer=ReservedProducer(2**63 + producer), sequence=0)
         routers_again = Routers(log)
         with routers_again.running():
             _fill(source, range(3, 6))
@@ -250,6 +258,73 @@ def test_a_new_rule_holds_from_the_next_record_on_also_after_a_crash(
         # Once the switch is stored the old rule is of no use any more.
         routers.alter("r", tags=["even"])
         assert [rule.tags for rule in routers.get("r").rules] == [("odd",), ("even",)]
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_record_that_is_appended_after_an_alter_is_judged_by_the_new_rule(tmp_path: Path, where: str) -> None:
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source, target = log.create_topic("a"), log.create_topic("b")
+        routers.create("r", sources=["a"], destination="b", tags=["even"], start=EARLIEST)
+        # One that runs no routers tells this runner nothing, as another process does not.
+        altering = routers if where == "here" else Routers(log)
+        expected: list[range] = []
+        for turn in range(5):
+            expected.append(range(turn * 10 + turn % 2, turn * 10 + 10, 2))
+            _fill(source, range(turn * 10, turn * 10 + 10))
+            assert _arrived(target, 5 * turn + 5) == _numbers(*expected)
+            altering.alter("r", tags=["odd" if turn % 2 == 0 else "even"])
+
+
+def _notes(reader: Reader, note: str) -> bool:
+    return reader.note(0) == note
+
+
+def test_a_rule_that_a_mover_is_about_to_note_is_kept_however_often_the_router_is_altered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: Callable[..., Any] = Reader.reset
+    altered: list[int] = []
+
+    def late(reader: Reader, *arguments: Any, **options: Any) -> int:
+        """The mover has chosen the rule for an added partition; the router is altered before it is noted."""
+        is_late = altered == [0]
+        if is_late:
+            altered.append(1)
+            for tag in ("a", "b", "c"):
+                newest = routers.alter("r", tags=[tag])
+                # The mover of the other partition needs the old rule no more.
+                until(partial(_notes, source.reader(newest.reader), f"{newest.version} 1"))
+        result: int = whole(reader, *arguments, **options)
+        if is_late:
+            altered.append(2)
+            raise Unavailable("the process dies here")
+        return result
+
+    monkeypatch.setattr(Reader, "reset", late)
+    monkeypatch.setattr("forebay.routers.mover.WAIT_SECONDS", 0.02)
+    with forebay.open(tmp_path) as log:
+        source, target = log.create_topic("a"), log.create_topic("b")
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        log.alter_topic("a", partitions=2)
+        altered.append(0)
+        with routers.running():
+            until(lambda: altered == [0, 1, 2])
+            source.append(b"x", tag="c", partition=1)
+            assert _arrived(target, 1) == [b"x"]
+
+
+def test_no_rule_is_kept_for_a_topic_that_has_only_the_name_of_a_source(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        log.create_topic("a")
+        log.create_topic("b")
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b")
+        log.delete_topic("a")
+        log.create_topic("a")
+        for number in range(5):
+            routers.alter("r", tags=[str(number)])
+        assert [rule.tags for rule in routers.get("r").rules] == [("3",), ("4",)]
 
 
 @pytest.mark.slow
@@ -331,7 +406,7 @@ def test_pause_resume_and_delete(tmp_path: Path) -> None:
             routers.status("r")
         with pytest.raises(Invalid, match="there is no router"):
             routers.delete("r")
-        assert log.groups() == [], "its cursors are gone too"
+        assert log.reserved_readers() == [], "its cursors are gone too"
         # A later one of the same name begins by itself.
         routers.create("r", sources=["a"], destination="b", start=LATEST)
         _fill(source, range(20, 25))
@@ -434,11 +509,12 @@ def test_wrong_definitions_are_refused_and_leave_nothing(tmp_path: Path) -> None
             with pytest.raises(UnknownTopic):
                 routers.create("r", **wrong)  # type: ignore[arg-type]
         assert routers.all() == []
-        assert log.groups() == []
+        assert log.reserved_readers() == []
         routers.create("r", sources=["a"], destination="b")
         with pytest.raises(Conflict, match="exists already"):
             routers.create("r", sources=["a"], destination="b")
-        assert len(log.groups()) == 1
+        assert len(log.reserved_readers()) == 1
+        assert log.groups() == [], "a router is no group"
 
 
 def test_a_log_that_is_opened_to_read_runs_no_routers(tmp_path: Path) -> None:
@@ -446,3 +522,116 @@ def test_a_log_that_is_opened_to_read_runs_no_routers(tmp_path: Path) -> None:
         log.create_topic("a")
     with forebay.open(tmp_path, read_only=True) as log, pytest.raises(Invalid, match="read-only"):
         Routers(log).start()
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_a_creation_that_was_killed_has_left_is_shown_by_none_and_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    with forebay.open(":memory:") as log:
+        log.create_topic("a", partitions=2)
+        log.create_topic("b")
+        routers = Routers(log, clock=clock)
+        alive = routers.create("alive", sources=["a"], destination="b")
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr("forebay.routers.book.transact", _killed)
+            routers.create("r", sources=["a"], destination="b")
+        (left,) = set(log.reserved_readers()) - {alive.reader}
+        assert log.groups() == []
+        orphans = OrphanCursors(log, RouterBook(log, clock), clock)
+
+        orphans.look()
+        clock.advance(ORPHAN_SECONDS / 2)
+        orphans.look()
+        assert left in log.reserved_readers(), "it might be a creation that is under way"
+        clock.advance(ORPHAN_SECONDS / 2)
+        orphans.look()
+
+        assert log.reserved_readers() == [alive.reader]
+        assert log.topic("a").reader(left).offset() is None
+
+
+def test_routers_that_run_remove_what_is_left_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.routers.book.ORPHAN_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.routers.running.LOOK_SECONDS", 0.01)
+    with forebay.open(":memory:") as log:
+        log.create_topic("a").reader(ReservedReader(f"router-{'0' * 16}")).reset(EARLIEST)
+        with _running(log):
+            until(lambda: not log.reserved_readers())
+
+
+def test_no_cursor_is_removed_while_a_definition_cannot_be_read() -> None:
+    clock = ManualClock()
+    with forebay.open(":memory:") as log:
+        log.create_topic("a")
+        log.create_topic("b")
+        book = RouterBook(log, clock)
+        router = Routers(log, clock=clock).create("r", sources=["a"], destination="b")
+        log.metadata.transaction([], [Put(router_key("r"), b"garbage")])
+        orphans = OrphanCursors(log, book, clock)
+        for _ in range(3):
+            orphans.look()
+            clock.advance(ORPHAN_SECONDS)
+
+        assert log.reserved_readers() == [router.reader]
+
+
+def test_a_creation_that_took_so_long_that_its_cursors_may_be_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, reset = ManualClock(), Reader.reset
+
+    def slow(reader: Reader, *arguments: Any, **options: Any) -> int:
+        clock.advance(CREATE_SECONDS + 1)
+        return reset(reader, *arguments, **options)
+
+    with forebay.open(":memory:") as log:
+        log.create_topic("a")
+        log.create_topic("b")
+        monkeypatch.setattr(Reader, "reset", slow)
+        with pytest.raises(Unavailable, match="create it again"):
+            Routers(log, clock=clock).create("r", sources=["a"], destination="b")
+        assert Routers(log).all() == []
+
+
+def test_a_router_that_no_process_runs_keeps_so_many_rules_and_no_more() -> None:
+    """By its first rule records are routed again after a crash; so what came between is kept until it has run."""
+    with forebay.open(":memory:") as log:
+        source, target, routers = log.create_topic("a"), log.create_topic("b"), Routers(log)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST, tags=["0"])
+        for number in range(1, RULES_MAX):
+            routers.alter("r", tags=[str(number)])
+        with pytest.raises(Conflict, match=f"altered {RULES_MAX} times since .*: have a process run its routers"):
+            routers.alter("r", tags=["one too many"])
+        assert len(routers.all()[0].rules) == RULES_MAX
+        routers.alter("r", tags=[str(RULES_MAX - 1)])  # as it is
+
+        with routers.running():
+            source.append(b"x", tag=str(RULES_MAX - 1))
+            assert _arrived(target, 1) == [b"x"]
+            until(lambda: len(routers.alter("r", tags=["again"]).rules) <= 2)
+
+
+def test_the_rules_that_a_router_keeps_are_bounded_in_bytes() -> None:
+    with forebay.open(":memory:") as log:
+        log.create_topic("a")
+        log.create_topic("b")
+        routers = Routers(log)
+        routers.create("r", sources=["a"], destination="b")
+        with pytest.raises(Conflict, match="262144 bytes"):
+            for number in range(9):
+                routers.alter("r", set_headers={"x": b"%d" % number * 40_000})
+
+
+def test_many_records_of_a_page_that_get_large_headers_go_in_several_appends(tmp_path: Path) -> None:
+    settings = forebay.Settings(wal=WalSettings(frame_bytes_max=64 * 1024))
+    with forebay.open(tmp_path, settings) as log, _running(log) as routers:
+        source, target = log.create_topic("a"), log.create_topic("b")
+        source.append_many([b"%04d" % number for number in range(50)])
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST, set_headers={"large": b"x" * 16_000})
+        source.append(b"0050")
+
+        assert _arrived(target, 51) == _numbers(range(51))
+        assert routers.status("r").failures == {}

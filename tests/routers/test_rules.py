@@ -82,25 +82,26 @@ def test_records_go_by_the_hash_of_their_new_key_and_without_one_by_their_partit
     by_tag = routed(RouterRule(key="tag"), records, 4, {}).parts
     plain = routed(RouterRule(), records, 4, {}).parts
 
-    assert {place: part.last for place, part in by_tag.items()} == {partition_of_key(b"a", 4): 5, 3: 9}
-    assert plain[3].timestamps == [1_005, 1_009]
-    assert plain[partition_of_key(b"k", 4)].keys == [b"k"]
+    assert {place: part.last for place, (part,) in by_tag.items()} == {partition_of_key(b"a", 4): 5, 3: 9}
+    assert plain[3][0].timestamps == [1_005, 1_009]
+    assert plain[partition_of_key(b"k", 4)][0].keys == [b"k"]
 
 
 @given(
     some.lists(some.tuples(some.integers(1, 3), some.sampled_from([None, b"a", b"b", b"c"]), some.booleans())),
     some.integers(1, 5),
     some.dictionaries(some.integers(0, 4), some.integers(-1, 40)),
+    some.sampled_from([1, 50, 10_000]),
 )
 def test_each_record_is_routed_once_left_out_or_has_arrived(
-    steps: list[tuple[int, bytes | None, bool]], partitions: int, arrived: dict[int, int]
+    steps: list[tuple[int, bytes | None, bool]], partitions: int, arrived: dict[int, int], bytes_max: int
 ) -> None:
     offset, records = -1, []
     for step, key, is_tagged in steps:
         offset += step
         records.append(_record(offset, key, "t" if is_tagged else None, partition=2))
 
-    parts, left_out = routed(RouterRule(tags=("t",)), records, partitions, arrived)
+    parts, left_out, too_large = routed(RouterRule(tags=("t",)), records, partitions, arrived, bytes_max=bytes_max)
 
     def place_of(record: Record) -> int:
         return 2 % partitions if record.key is None else partition_of_key(record.key, partitions)
@@ -109,9 +110,13 @@ def test_each_record_is_routed_once_left_out_or_has_arrived(
     for record in records:
         if record.tag == "t" and record.offset > arrived.get(place_of(record), -1):
             expected.setdefault(place_of(record), []).append(record.timestamp)
-    assert {place: part.timestamps for place, part in parts.items()} == expected
+    found = {place: [at for part in appends for at in part.timestamps] for place, appends in parts.items()}
+    assert found == expected
     assert left_out == sum(record.tag is None for record in records)
-    assert all(part.last == part.timestamps[-1] - 1_000 for part in parts.values())
+    assert too_large == []
+    every = [part for appends in parts.values() for part in appends]
+    assert all(part.last == part.timestamps[-1] - 1_000 for part in every)
+    assert all(part.size <= bytes_max or len(part.values) == 1 for part in every)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "x" * 101])

@@ -14,14 +14,18 @@ from forebay.aio.log import AsyncLog
 from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
 from forebay.aio.topic import AsyncTopic
 from forebay.clock import SystemClock
+from forebay.format.metadata.keys import PREFIX
 from forebay.records import EARLIEST, DeliveredRecord
 from forebay.service.principals import AccessScope, Principal
 from forebay.service.quotas import Quotas
 from forebay.service.subscriptions import ConsumerSession, ServedSubscriptions, SubscriptionRef
 from forebay.settings import ServerSettings
-from forebay.storage.subscriptions import SubscriptionDriver
+from forebay.storage.subscriptions import Fetched, SubscriptionDriver
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.subscriptions.dispatch import Dispatch
+from forebay.testing.inside import inside
 from forebay.topics import SubscriptionOptions, TopicName
+from tests.support.gates import HeldStep, StepGate
 from tests.support.waiting import PATIENCE, async_until
 
 READER = Principal(name="r", scopes=frozenset({AccessScope.READ}), prefixes=frozenset(["*"]))
@@ -96,7 +100,7 @@ def test_a_pull_that_begins_when_an_earlier_one_has_just_got_records_gets_them()
                 gate.set()
                 found = await asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=1.0))
                 await asyncio.wait((first,))
-                return first.exception(), [(each.record.offset, each.attempt) for each in found]
+                return first.exception(), [(each.record.offset, each.attempt) for each in found.records]
 
     error, found = asyncio.run(pull_twice())
 
@@ -108,10 +112,10 @@ def test_what_a_thread_has_claimed_for_a_pull_that_was_given_up_comes_with_the_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In order, and at once: the next one waits for that thread."""
-    pull, has_claimed, may_return = SubscriptionDriver.pull, threading.Event(), threading.Event()
+    fetch, has_claimed, may_return = SubscriptionDriver.fetch, threading.Event(), threading.Event()
 
-    def slow(driver: SubscriptionDriver, *args: Any) -> list[DeliveredRecord]:
-        found = pull(driver, *args)
+    def slow(driver: SubscriptionDriver, *args: Any) -> list[Fetched]:
+        found = fetch(driver, *args)
         if found and not has_claimed.is_set():
             has_claimed.set()
             assert may_return.wait(PATIENCE)
@@ -125,8 +129,8 @@ def test_what_a_thread_has_claimed_for_a_pull_that_was_given_up_comes_with_the_n
             topic = await log.create_topic("shop/orders")
             await topic.append_many([b"a", b"b"])
             subscription = await topic.subscribe("s", start=EARLIEST, ack_timeout_ms=600_000)
-            monkeypatch.setattr(SubscriptionDriver, "pull", slow)
-            monkeypatch.setattr(SubscriptionDriver, "pull_cached", cached)
+            monkeypatch.setattr(SubscriptionDriver, "fetch", slow)
+            monkeypatch.setattr(SubscriptionDriver, "fetch_cached", cached)
             async with subscription.consumer() as consumer:
                 session = ConsumerSession(READER, subscription.spec, consumer, 60.0, ExitStack())
                 first = asyncio.create_task(session.pull(10, bytes_max=1000, wait_s=60.0))
@@ -138,7 +142,7 @@ def test_what_a_thread_has_claimed_for_a_pull_that_was_given_up_comes_with_the_n
                 found = await second
                 await asyncio.wait((first,))
                 assert isinstance(first.exception(), Conflict)
-                return [(each.record.offset, each.attempt) for each in found]
+                return [(each.record.offset, each.attempt) for each in found.records]
 
     assert asyncio.run(pull_twice()) == [(0, 1), (1, 1)]
 
@@ -239,3 +243,40 @@ def test_a_consumer_of_a_subscription_that_was_made_again_is_attached_to_the_new
 
     first, made, again = asyncio.run(go())
     assert first != made == again
+
+
+@pytest.mark.parametrize("is_new_first", [True, False], ids=["found before", "found after"])
+def test_an_attempt_to_attach_to_an_earlier_subscription_is_not_given_to_a_call_for_the_new_one(
+    is_new_first: bool,  # noqa: FBT001 - parametrized
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first attempt stands inside a slow step while another process deletes the subscription and makes it again."""
+    gate = StepGate()
+    HeldStep(Dispatch, "attach", "before").guard(monkeypatch, gate)
+    attached: dict[str, Any] = {"name": "one", "unacked_max": 10, "timeout_s": 60.0}
+
+    async def go() -> tuple[str, str, list[str]]:
+        async with aio.open(":memory:") as log:
+            served = await served_by(log)
+            topic = await log.topic("shop/orders")
+            before = (await topic.subscription("s")).spec
+            gate.armed.set()
+            first = asyncio.create_task(served.attach(READER, REF, "one", **attached))
+            await async_until(gate.reached.is_set)
+            SubscriptionStore(inside(log).metadata, PREFIX, SystemClock()).remove(before)
+            made = await topic.subscribe("s", start=EARLIEST)
+            if not is_new_first:
+                gate.released.set()
+            second = asyncio.create_task(served.attach(READER, REF, "one", **attached))
+            # A moment in which it would come to wait for the attempt of the first.
+            await asyncio.sleep(0.05)
+            gate.released.set()
+            again = await second
+            await asyncio.wait((first,))
+            names = await made.consumers()
+            assert await served.session(READER, REF, "one") is again
+            await served.close()
+            return made.spec.subscription_id, again.spec.subscription_id, names
+
+    made, again, names = asyncio.run(go())
+    assert (again, names) == (made, ["one"])

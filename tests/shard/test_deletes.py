@@ -161,6 +161,8 @@ def test_deletes_count_records_and_not_the_gaps_between_them() -> None:
     node = environment.node("a")
     node.append(3)
     node.export()
+    node.append()
+    node.shard.commit()
     node.die()
     other = environment.node("b")
     gap = other.shard.decision.gap

@@ -71,7 +71,12 @@ def test_whoever_has_it_since_the_look_keeps_it() -> None:
     store, before, epoch = _let_go_of()
     other = Owner(store.session(10).id, "b")
 
-    give_back(_Overtaken(store, lambda: acquire(store, WANTED, other, clock=ManualClock())), KEY, before, epoch)
+    give_back(
+        _Overtaken(store, lambda: acquire(store, WANTED, other, clock=ManualClock(), accepted_by="b")),
+        KEY,
+        before,
+        epoch,
+    )
 
     state = _state(store)
     assert (state.epoch, state.owner, state.holder) == (5, other.session, "b")
@@ -80,7 +85,7 @@ def test_whoever_has_it_since_the_look_keeps_it() -> None:
 def test_whoever_had_it_before_the_look_keeps_it() -> None:
     store, before, epoch = _let_go_of()
     other = Owner(store.session(10).id, "b")
-    acquire(store, WANTED, other, clock=ManualClock())
+    acquire(store, WANTED, other, clock=ManualClock(), accepted_by="b")
 
     give_back(store, KEY, before, epoch)
 

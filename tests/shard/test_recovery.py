@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from forebay.errors import Conflict, ForebayError, UnknownTopic
+from forebay.errors import Conflict, DataLoss, ForebayError, UnknownTopic
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.records import Gap, Reason
 from forebay.shard import NextSource, RecoveryDecision, Situation, decide
@@ -83,7 +83,25 @@ ROWS = [
     ),
     pytest.param(LOG, state(), here(frontier=10), (21, NextSource.LOCAL, None, False), id="open, mine, exact"),
     pytest.param(
-        LOG, state(), here(Durability.MEMORY), (100, NextSource.LOCAL, lost(21, 100), False), id="open, mine, not exact"
+        LOG,
+        state(),
+        here(Durability.MEMORY, shared=False),
+        (100, NextSource.LOCAL, lost(21, 100), False),
+        id="open, mine, not exact",
+    ),
+    pytest.param(
+        LOG,
+        state(reserved_in_log=True),
+        here(Durability.MEMORY),
+        (100, NextSource.LOCAL, lost(21, 100), False),
+        id="open, mine, not exact, not shared before",
+    ),
+    pytest.param(
+        LOG,
+        state(reserved_end=21),
+        here(Durability.MEMORY, frontier=21),
+        (21, NextSource.LOCAL, None, False),
+        id="open, mine, not exact, the rest was given back",
     ),
     pytest.param(
         LOG,
@@ -97,7 +115,7 @@ ROWS = [
     ),
     pytest.param(
         LOG,
-        state(),
+        state(reserved_end=100),
         here(Durability.MEMORY, frontier=30),
         (100, NextSource.CATALOG, lost(30, 100), False),
         id="open, mine, behind the catalog, not exact",
@@ -157,7 +175,7 @@ def test_a_shard_goes_on_where_its_row_says(
         pytest.param(
             LOG, state(epoch=5, holder=OTHER, holder_since=4), here(shared=False), Conflict, id="local, another's"
         ),
-        pytest.param(NO_LOG, state(), here(frontier=9, shared=False), Conflict, id="local, history but no log"),
+        pytest.param(NO_LOG, state(), here(frontier=9, shared=False), DataLoss, id="local, history but no log"),
     ],
 )
 def test_a_contradiction_is_refused(
@@ -183,7 +201,7 @@ def test_the_end_is_exact_by_class_boot_and_clean_stop(
 ) -> None:
     facts = Facts(end=21, epoch=3, reserved_end=100, identity=identity, clean=clean)
 
-    decision = decide(facts, state(), here(durability))
+    decision = decide(facts, state(reserved_end=100), here(durability))
 
     assert decision.exact is exact
     assert decision.gap == (None if exact else lost(21, 100))

@@ -38,7 +38,7 @@ def test_the_deletion_of_a_topic_leaves_one_created_anew_alone() -> None:
     before = store.range("")
 
     assert mark_deleting(store, KEYS.state, TOPIC_ID, ManualClock()) is None
-    forget_shard(store, KEYS.state, TOPIC_ID)
+    forget_shard(store, KEYS.state, TOPIC_ID, ManualClock())
 
     assert store.range("") == before
 
@@ -50,7 +50,7 @@ def test_an_owner_can_change_nothing_once_the_deletion_is_recorded() -> None:
 
     state = mark_deleting(store, KEYS.state, TOPIC_ID, ManualClock())
 
-    assert state is not None and (state.phase, state.owner) == (Phase.DELETING, None)
+    assert state is not None and (state.phase, state.owner) == (Phase.DELETING, owner.session)
     with pytest.raises(Fenced):
         change_state(
             store,

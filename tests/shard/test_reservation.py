@@ -12,6 +12,7 @@ from forebay.errors import Conflict, Fenced, Indeterminate, Unavailable
 from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import Compare, Entry, MemoryMetadata, Operation, Outcome
 from forebay.shard import Owner, Wanted, acquire
+from forebay.shard.owner_loss import TakeOver
 from forebay.shard.ownership import change_state, record_reserved, reserve_in_state
 from forebay.testing.simulated.clock import ManualClock
 
@@ -113,17 +114,20 @@ def test_what_only_a_log_knows_of_offsets_is_nobodys_to_take_over_before_it_is_t
     """The mode was changed, and whoever opened the log then died before it said how far its offsets went."""
     store = MemoryMetadata()
 
-    def taken(holder: str, *, take_over: bool) -> tuple[int, int]:
+    def taken(holder: str, take_over: TakeOver) -> tuple[int, int]:
         session = store.session(15)
-        before, epoch = acquire(store, [SHARD], Owner(session.id, holder), take_over=take_over, clock=ManualClock())[0]
+        owner = Owner(session.id, holder)
+        [(before, epoch)] = acquire(
+            store, [SHARD], owner, take_over=take_over, accepted_by="an operator", clock=ManualClock()
+        )
         session.close()
         return before.reserved_end if before is not None else 0, epoch
 
-    taken("here", take_over=False)
-    taken("here", take_over=True)
+    taken("here", TakeOver.NEVER)
+    taken("here", TakeOver.WITH_YES)
     with pytest.raises(Conflict, match="its records lie there"):
-        taken("there", take_over=True)
+        taken("there", TakeOver.WITH_YES)
 
-    _, epoch = taken("here", take_over=True)
+    _, epoch = taken("here", TakeOver.WITH_YES)
     record_reserved(store, SHARD, epoch, 30, clock=ManualClock())
-    assert taken("there", take_over=True)[0] == 30
+    assert taken("there", TakeOver.WITH_YES)[0] == 30

@@ -11,6 +11,8 @@ from forebay.bulk import SharedStore
 from forebay.errors import Invalid, Unsupported
 from forebay.settings import Settings
 from forebay.spark.place.location import Location, is_about_place
+from forebay.spark.place.reading import topics_with_history
+from forebay.topics import TopicName, TopicSpec
 
 
 def _parse(environment: dict[str, str] | None = None, **options: str) -> Location:
@@ -197,3 +199,15 @@ def test_a_broker_names_the_store_and_options_go_before_it() -> None:
 
 def test_options_that_say_where_are_distinguished_from_others() -> None:
     assert [is_about_place(name) for name in ("path", "store", "wal.dir", "topic")] == [True, True, True, False]
+
+
+def test_a_topic_that_is_named_in_two_ways_is_taken_once() -> None:
+    spec = TopicSpec(namespace="default", topic="a", topic_id="0" * 32, partitions=1, generation=1)
+    asked: list[TopicName] = []
+
+    def one(name: TopicName) -> TopicSpec:
+        asked.append(name)
+        return spec
+
+    assert topics_with_history(["a", "/default/a", "default/a"], list, one) == [spec]
+    assert asked == [TopicName("default", "a")]

@@ -34,7 +34,7 @@ SIGNATURES: Final = {
     ),
     "Table": "(*, location: Location, name: str) -> None",
     "backfill": (
-        f"{_JOB}topic: str, source: Source, *, columns: Mapping[str, str] | None = None, "
+        f"{_JOB}topic: str, source: Source, *, columns: Mapping[str, str] | None = None, order_by: Sequence[str] = (), "
         f"backfill_id: str | None = None, files_each: int | None = None, attach_seconds: float = 120.0, {_ENDS}"
     ),
     "compact": f"{_JOB}{_TOPICS}rules: Rules | None = None, wait_s: float = 0.0, {_ENDS}",
@@ -61,6 +61,7 @@ SIGNATURES: Final = {
         "settings: Mapping[str, str] | None = None) -> SparkSession"
     ),
     "table": _FRAME,
+    "write": "(frame: DataFrame, topic: str | TopicName, **options: str) -> StreamingQuery | None",
 }
 MADE_BY_OTHERS: Final = {"ForebayDataSource", "JobReport"}
 """Classes that Spark, or a job, makes: a program names them only."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import forebay
+import forebay.spark
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.partitioning import partition_of_key
@@ -169,3 +171,30 @@ def test_history_in_a_store_is_written_without_a_directory(spark: SparkSession, 
         log.topic(TOPIC).append(b"100")
         assert sorted(int(r.value or b"") for r in log.topic(TOPIC).read()) == list(range(-1, 101))
     assert list(Path(tmp_path / "store").rglob("*.seg"))
+
+
+def test_a_frame_and_a_stream_are_written_from_threads_that_did_not_make_the_session(
+    spark: SparkSession, path: Path, tmp_path: Path
+) -> None:
+    """Spark's own call finds no source there: it looks by the session of the thread, and these have none."""
+    place = {"path": str(path), "wal.free_bytes_min": "0"}
+    rows = tmp_path / "rows"
+    spark.range(100, 120).selectExpr("cast(id AS string) AS value").write.text(str(rows))
+
+    def batch(number: int) -> None:
+        frame = spark.range(10 * number, 10 * number + 10).selectExpr("cast(id AS string) AS value")
+        assert forebay.spark.write(frame, TOPIC, **place) is None
+
+    def stream() -> None:
+        frame = spark.readStream.schema("value STRING").text(str(rows))
+        query = forebay.spark.write(frame, TOPIC, **place, checkpointLocation=str(tmp_path / "state"))
+        assert query is not None
+        query.processAllAvailable()
+        query.stop()
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [*(pool.submit(batch, number) for number in range(2)), pool.submit(stream)]:
+            done.result()
+
+    expected = [*range(20), *range(100, 120)]
+    assert sorted(int(record.value or b"") for record in records(path)) == expected

@@ -238,10 +238,10 @@ def test_idempotent_producers_repeat_without_doubling_and_stay_in_their_partitio
 
     first = topic.append(b"a", producer=77, sequence=0)
     many = topic.append_many([b"b", b"c"], producer=77, sequence=1)
-    assert topic.append(b"again", producer=77, sequence=0) == first
+    assert topic.append(b"a", producer=77, sequence=0) == first
     assert list(topic.append_many([b"b", b"c"], producer=77, sequence=1)) == list(many) == [1, 2]
     assert topic.append_nowait(b"d", producer=77, sequence=2).result() == 3
-    assert topic.append_nowait(b"again", producer=77, sequence=2).result() == 3
+    assert topic.append_nowait(b"d", producer=77, sequence=2).result() == 3
     arrow = pa.record_batch({"value": [b"e", b"f"]})
     assert topic.append_arrow(arrow, producer=77, sequence=3) == topic.append_arrow(arrow, producer=77, sequence=3)
 

@@ -104,14 +104,14 @@ def test_a_look_up_beside_the_owner_reads_only_what_is_new_of_a_file_that_grows(
     assert len(list(beside.read_by_key(b"bulk", partition=0, history=True))) == 500
     shard = inside(beside).read_shard(0)
     assert isinstance(shard, FollowedShard)
-    held = shard.log.files.all[-1]
+    held = inside(shard).log.files.all[-1]
     assert isinstance(held, LogFile)
     postings = held._postings
     owner.append(b"new", key=b"k9", partition=0)
 
     assert values(beside.read_by_key(b"k9", partition=0)) == [b"new"]
 
-    grown = shard.log.files.all[-1]
+    grown = inside(shard).log.files.all[-1]
     assert isinstance(grown, LogFile)
     assert grown is not held
     assert grown._postings is postings

@@ -36,7 +36,7 @@ def test_records_that_were_lost_in_a_take_over_are_lost_beside_their_old_directo
     """Found by review: the old files reported records where every other reader got a gap."""
     settings = _settings(tmp_path)
     with Storage.open(tmp_path / "A", settings) as a:
-        topic = a.create_topic("orders")
+        topic = a.create_topic("orders", on_owner_loss="take_over")
         topic.append(b"0")
         a.export_topic("orders")
         topic.append(b"1")
@@ -71,7 +71,7 @@ def test_who_waits_beside_a_directory_learns_of_what_another_one_has_exported(tm
 def test_look_ups_beside_the_old_directory_find_what_everybody_else_finds(tmp_path: Path) -> None:
     settings = _settings(tmp_path)
     with Storage.open(tmp_path / "A", settings) as a:
-        topic = a.create_topic("orders")
+        topic = a.create_topic("orders", on_owner_loss="take_over")
         topic.append(b"0", key=b"k", tag="a")
         a.export_topic("orders")
         topic.append(b"lost", key=b"k", tag="a")

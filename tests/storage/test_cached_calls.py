@@ -26,7 +26,14 @@ from tests.support.waiting import PATIENCE
 NAME = "shop/orders"
 GROUP = "billing"
 READS = ("get", "range", "revision", "session_alive")
-OWN_PACE = ("forebay-definitions", "forebay-limits", "forebay-cleanup", "forebay-history", "forebay-commits")
+OWN_PACE = (
+    "forebay-definitions",
+    "forebay-limits",
+    "forebay-cleanup",
+    "forebay-history",
+    "forebay-commits",
+    "forebay-lags",
+)
 """Workers that ask the metadata store at their own pace, whatever is called meanwhile."""
 ENGINES: dict[str, dict[str, Any]] = {
     "segment, fsync": {"durability": "fsync"},

@@ -38,7 +38,7 @@ def test_directories_that_take_turns_leave_no_gap(tmp_path: Path, durability: st
 def test_without_time_to_export_the_gap_is_what_was_not_exported_and_no_more(tmp_path: Path) -> None:
     settings = _settings(tmp_path, at_close_seconds_max=0)
     with forebay.open(tmp_path / "a", settings) as log:
-        topic = log.create_topic("t")
+        topic = log.create_topic("t", on_owner_loss="take_over")
         topic.append_many([b"v"] * 3)
         log.export_topic("t")
         topic.append_many([b"lost to others"] * 2)

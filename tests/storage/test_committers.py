@@ -15,6 +15,7 @@ from forebay.metadata import MetadataStore
 from forebay.meter import Metric
 from forebay.shard.ownership import Wanted, reserve_in_state
 from forebay.storage.background import commit
+from forebay.testing.simulated.clock import ManualClock
 from forebay.workers import ItemPool, ServeMany
 from tests.storage.rig import QUICK, WatchedDisk, wal_of
 from tests.storage.test_workers import Gate
@@ -244,6 +245,38 @@ def test_what_a_thread_that_was_stuck_is_asked_for_again_is_served_by_those_in_i
     until(lambda: served.items == [2, 1, 1])
 
     assert served.pool.stop()
+
+
+class TickingClock(ManualClock):
+    """Turned by hand, but for an instant at each look: no two threads begin at the same time."""
+
+    def monotonic(self) -> float:
+        self.advance(1e-6)
+        return super().monotonic()
+
+
+def test_threads_in_the_place_of_those_that_hang_double_with_each_look() -> None:
+    """One more was begun at each look, or four in a second: an append behind 60 shards that hung waited 15 seconds."""
+    clock, go_on = TickingClock(), threading.Event()
+    hung, sound = range(60), 60
+    begun: list[int] = []
+
+    def serve(item: int) -> None:
+        begun.append(item)
+        assert item == sound or go_on.wait(PATIENCE)
+
+    pool: ItemPool[int] = ItemPool("tested", serve, clock=clock, threads=4, stuck_s=1.0, stuck_max=64)
+    try:
+        for item in (*hung, sound):
+            pool.ask(item)
+        for count in (4, 8, 16, 32):
+            until(lambda count=count: len(begun) == count)  # type: ignore[misc]
+            clock.advance(2.0)
+            pool.relieve()
+        until(lambda: sound in begun)
+    finally:
+        go_on.set()
+        assert pool.stop()
 
 
 def test_a_pool_begins_no_more_threads_than_it_may_and_none_before_it_is_asked() -> None:

@@ -13,10 +13,12 @@ import pytest
 import forebay
 from forebay import Conflict, Gap, Invalid, Reason, Record, Storage, Topic, Unavailable, UnknownTopic
 from forebay.partitioning import partition_of_key
+from forebay.progress import ReservedReader
 from forebay.storage import copying
 from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.storage.rig import QUICK, values
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +157,7 @@ def test_a_copy_that_is_killed_goes_on(tmp_path: Path, engine: str) -> None:
         log.create_topic("two", engine=engine, partitions=2, durability="fsync")
     for at in ("60", "100"):
         words = [sys.executable, "-c", CHILD, str(tmp_path / "log"), at]
-        assert subprocess.run(words, check=False, timeout=60).returncode == -9
+        assert subprocess.run(words, check=False, timeout=PATIENCE).returncode == -9
     with forebay.open(tmp_path / "log", QUICK) as log:
         copied = log.copy_topic("one", "two")
         assert (copied.source, copied.target) == (200, 200) and copied.copied < 100
@@ -202,7 +204,7 @@ def test_what_cannot_be_copied_is_refused(tmp_path: Path) -> None:
         log.alter_topic("two", cap_records=None, on_full="discard_old")
         assert log.copy_topic("one", "two").target == 30
         # A memory that forgot what arrived cannot be gone on with.
-        reader = one.reader(f"copy-{two.spec.topic_id}")
+        reader = one.reader(ReservedReader(f"copy-{two.spec.topic_id}"))
         reader.reset(4, note="9 1 0:7")
         with pytest.raises(Conflict, match="copy into a new topic"):
             log.copy_topic("one", "two")

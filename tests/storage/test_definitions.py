@@ -132,7 +132,7 @@ def test_a_topic_that_another_process_has_deleted_is_unknown_and_its_successor_i
 
 def test_definitions_that_are_listed_to_be_used_are_remembered(here: Follower, there: Follower) -> None:
     spec = there.create()
-    assert here.definitions.all_to_use() == [spec]
+    assert here.definitions.all_to_use().specs == [spec]
     assert here.reads(lambda: here.definitions.find(ORDERS)) == 0
     altered = there.add_partition()
     here.follow()
@@ -330,7 +330,7 @@ def test_a_topic_whose_creation_was_lost_and_that_was_deleted_at_once_is_not_rev
 
     def overtaken(metadata: FaultyMetadata, key: str) -> Entry | None:
         if metadata is here.metadata and not deleted:
-            deleted.append(there.definitions.begin_deletion(ORDERS))
+            deleted.extend(there.definitions.begin_deletion(ORDERS))
         return get(metadata, key)
 
     monkeypatch.setattr(FaultyMetadata, "get", overtaken)

@@ -59,13 +59,30 @@ def test_appends_go_on_where_the_program_has_taken_every_other_descriptor(tmp_pa
 
 
 @pytest.mark.slow
-def test_hundreds_of_topics_stay_within_the_default(tmp_path: Path) -> None:
+def test_hundreds_of_topics_stay_within_their_setting(tmp_path: Path) -> None:
     topics = 800 if SOAK else 200
     found = burst(tmp_path, topics=topics, threads=8, durability="disk", descriptors_max=128)
 
     assert found["errors"] == []
     assert found["most"] <= 128 + BESIDE
     assert found["records"] == [3] * topics
+
+
+@pytest.mark.slow
+def test_many_topics_that_take_turns_need_no_sync_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"wal": {"free_bytes_min": 0}, "runtime": {"maintenance_interval_ms": 60_000}}
+    with forebay.open(tmp_path, settings) as log:
+        topics = [log.create_topic(f"t{number}") for number in range(150)]
+        for topic in topics:
+            topic.append(b"first")
+        flushed: list[int] = []
+        monkeypatch.setattr(machine, "flush", flushed.append)
+
+        for topic in topics * 2:
+            topic.append(b"again")
+
+        assert flushed == []
+        monkeypatch.undo()
 
 
 def test_a_file_whose_sync_for_room_fails_is_not_called_durable_and_heals(

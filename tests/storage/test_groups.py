@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import forebay
 import forebay.aio
 from forebay import EARLIEST, LATEST, Conflict, Invalid, Position, Unavailable, UnknownTopic
+from forebay.metadata import Entry, MetadataStore
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Offsets
 from forebay.testing.inside import inside
@@ -368,3 +370,43 @@ def test_wrong_commits_are_refused_by_name(tmp_path: Path) -> None:
         for place in (-1, "x", True):
             with pytest.raises(Invalid, match="offset is"):
                 group.commit("shop/orders", 1, expected=place)  # type: ignore[arg-type]
+
+
+def test_groups_of_some_topics_are_found_by_their_ranges_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with forebay.open(tmp_path / "log", SLOW) as log:
+        for name in ("shop/orders", "shop/orders2", "shop2/orders", "other/orders"):
+            topic = log.create_topic(name, partitions=3)
+            for number in range(40):
+                for partition in range(3):
+                    log.group(f"{topic.spec.namespace}-{topic.spec.topic}-{number:02}").commit(
+                        name, 0, partition, ack="cached"
+                    )
+        log.group("everywhere").commit("shop/orders", 0)
+        log.group("everywhere").commit("other/orders", 0)
+        read: list[str] = []
+        kind, ranged = type(log.metadata), type(log.metadata).range
+
+        def noted(self: MetadataStore, prefix: str, **options: Any) -> list[Entry]:
+            found = ranged(self, prefix, **options)
+            read.extend(entry.key for entry in found if "/progress/" in entry.key)
+            return found
+
+        log.groups()
+        monkeypatch.setattr(kind, "range", noted)
+
+        def of(*topics: str) -> list[str]:
+            return sorted(["everywhere", *(f"{topic}-{number:02}" for topic in topics for number in range(40))])
+
+        assert log.groups_below(["shop/orders/"]) == of("shop-orders")
+        assert read and all("/shop/orders/" in key for key in read)
+        read.clear()
+        assert log.groups_below(["shop/", "other/orders/"]) == of("shop-orders", "shop-orders2", "other-orders")
+        assert read and not any("/shop2/" in key for key in read)
+        read.clear()
+        assert log.groups_below([]) == [] == log.groups_below(["sho/"])
+        assert read == []
+
+        # Also of what is on its way to the store.
+        log.group("late").commit("shop2/orders", 0, ack="cached")
+        assert "late" in log.groups_below(["shop2/"])
+        assert "late" not in log.groups_below(["shop/"])

@@ -583,7 +583,7 @@ def test_a_topic_in_the_memory_of_a_gone_owner_is_had_altered_and_taken_over_in_
 def test_a_flush_of_what_another_owner_has_replaced_is_refused(tmp_path: Path) -> None:
     """Once the shard was given up, a flush looked at history and returned, though the appended record was lost."""
     with opened(tmp_path, "a") as a, opened(tmp_path, "b") as b:
-        topic = a.create_topic(TOPIC, durability="disk")
+        topic = a.create_topic(TOPIC, durability="disk", on_owner_loss="take_over")
         topic.append(b"0")
         topic.flush()
         inside(a).lose_session()

@@ -6,11 +6,13 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import forebay
-from forebay import LATEST, Conflict, Full, Gap, Invalid, Position, Reason, Storage, Topic, Unsupported
+from forebay import LATEST, Conflict, Full, Gap, Invalid, Position, Reason, Storage, Topic, Unavailable, Unsupported
+from forebay.pages import Page
 from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
 from forebay.storage.background import limits
@@ -47,6 +49,19 @@ def filled(topic: Topic, count: int = 12) -> Topic:
     for number in range(count):
         topic.append(b"%d" % number, key=b"k%d" % (number % 4), tag=("a", "a/b", "c")[number % 3])
     return topic
+
+
+def counted_calls(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
+    """A list that grows by the name with each call of the method."""
+    calls: list[str] = []
+    before = getattr(kind, name)
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        return before(*arguments, **options)
+
+    monkeypatch.setattr(kind, name, counted)
+    return calls
 
 
 def test_read_by_key_and_read_by_tag_over_partitions(log: Storage, engine: str) -> None:
@@ -278,6 +293,50 @@ def test_compaction_leaves_what_is_superseded_but_young(log: Storage, clock: Man
     topic.append(b"newest", key=b"k")
     inside(log).workers.limits.step()
     assert values(topic.read()) == [b"young", b"newest"]
+
+
+def test_a_pass_of_compaction_ends_its_records_by_one_transaction(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"storage": {"mode": "shared_fs"}, "store": {"root": str(tmp_path / "history")}}
+    settings = Settings.load(overrides={**QUICK, **shared, "metadata": {"path": str(tmp_path / "m.sqlite")}})
+    transactions = []
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        calls = counted_calls(monkeypatch, type(log.metadata), "transaction")
+        for count in (40, 400):
+            topic = log.create_topic(f"t{count}", cleanup="compact", compact_lag_ms=60_000)
+            topic.append_many([b"%d" % n for n in range(count)], keys=[b"k%d" % (n % 20) for n in range(count)])
+            log.export_topic(topic.name)
+            topic.append_many([b"in the log"] * 20, keys=[b"k%d" % n for n in range(20)])
+            clock.advance(60)
+            calls.clear()
+
+            inside(log).workers.limits.step()
+            transactions.append(len(calls))
+            assert values(topic.read()) == [b"in the log"] * 20
+
+    assert transactions == [1, 1]
+
+
+def test_what_a_pass_found_before_a_key_that_cannot_be_read_ends(
+    log: Storage, engine: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = filled(log.create_topic("t", engine=engine, cleanup="compact", compact_lag_ms=60_000))
+    clock.advance(60)
+    (shard,) = inside(log).shards()
+    read_by_key = shard.read_by_key
+
+    def failing(key: bytes, *arguments: Any, **options: Any) -> Page:
+        if key == b"k2":
+            raise Unavailable("not now")
+        return read_by_key(key, *arguments, **options)
+
+    monkeypatch.setattr(shard, "read_by_key", failing)
+    inside(log).workers.limits.step()
+    assert values(topic.read()) == [b"2", b"3", b"6", b"7", b"8", b"9", b"10", b"11"]
+    monkeypatch.undo()
+    inside(log).workers.limits.step()
+    assert values(topic.read()) == [b"8", b"9", b"10", b"11"]
 
 
 def test_compaction_goes_by_when_each_record_of_a_rewritten_frame_was_appended(

@@ -22,7 +22,7 @@ def test_a_shard_that_lost_its_directory_does_not_start_over(tmp_path: Path) -> 
     for _ in range(2):
         with (
             forebay.open(str(data)) as log,
-            pytest.raises(forebay.Conflict, match=r"shop/orders\[0\] has lost its directory"),
+            pytest.raises(forebay.DataLoss, match=r"shop/orders\[0\] has lost its directory"),
         ):
             log.topic("shop/orders").append(b"second")
 
@@ -37,8 +37,8 @@ def test_all_shards_are_refused_by_a_recovery_of_all(tmp_path: Path) -> None:
     with forebay.open(str(data)) as log:
         recovered = log.recover()
 
-        assert [(failed.ref.partition, type(failed.error)) for failed in recovered.failed] == [(1, forebay.Conflict)]
-        with pytest.raises(forebay.Conflict, match=r"shop/orders\[1\]"):
+        assert [(failed.ref.partition, type(failed.error)) for failed in recovered.failed] == [(1, forebay.DataLoss)]
+        with pytest.raises(forebay.DataLoss, match=r"shop/orders\[1\]"):
             recovered.raise_failed()
 
 

@@ -27,7 +27,7 @@ def _shared(tmp_path: Path) -> Settings:
 def test_what_was_written_in_mode_local_is_not_taken_over_by_a_directory_in_another_mode(tmp_path: Path) -> None:
     """Found by review: the other directory went on at offset 0, for only the log of the first knew any better."""
     with Storage.open(tmp_path / "A", _local(tmp_path)) as a:
-        a.create_topic("orders").append_many([b"0", b"1"])
+        a.create_topic("orders", on_owner_loss="take_over").append_many([b"0", b"1"])
 
     with Storage.open(tmp_path / "B", _shared(tmp_path)) as b:
         for _ in range(2):
@@ -42,7 +42,7 @@ def test_a_directory_that_changes_to_another_mode_shows_how_far_its_log_went_bef
     tmp_path: Path,
 ) -> None:
     with Storage.open(tmp_path / "A", _local(tmp_path)) as a:
-        a.create_topic("orders").append_many([b"0", b"1"])
+        a.create_topic("orders", on_owner_loss="take_over").append_many([b"0", b"1"])
     with Storage.open(tmp_path / "A", _shared(tmp_path)) as a:
         assert values(a.topic("orders").read()) == [b"0", b"1"]
 
@@ -57,7 +57,7 @@ def test_a_directory_that_changes_to_another_mode_shows_how_far_its_log_went_bef
 
 def test_a_log_that_goes_back_to_mode_local_is_not_taken_over_either(tmp_path: Path) -> None:
     with Storage.open(tmp_path / "A", _shared(tmp_path)) as a:
-        a.create_topic("orders").append(b"0")
+        a.create_topic("orders", on_owner_loss="take_over").append(b"0")
     with Storage.open(tmp_path / "A", _local(tmp_path)) as a:
         assert a.topic("orders").append(b"1") == 1
 
@@ -67,7 +67,7 @@ def test_a_log_that_goes_back_to_mode_local_is_not_taken_over_either(tmp_path: P
 
 def test_a_topic_whose_history_cannot_be_read_here_stays_where_it_is(tmp_path: Path) -> None:
     with Storage.open(tmp_path / "A", _local(tmp_path)) as a, Storage.open(tmp_path / "B", _local(tmp_path)) as b:
-        topic = a.create_topic("orders")
+        topic = a.create_topic("orders", on_owner_loss="take_over")
         topic.append(b"0")
         a.seal_topic("orders")
         b.unseal_topic("orders")

@@ -357,7 +357,7 @@ def test_a_shard_that_cannot_be_opened_does_not_keep_those_of_other_engines_clos
     lost.rename(tmp_path / "lost")
 
     with forebay.open(tmp_path / "log", QUICK) as log:
-        with pytest.raises(forebay.Conflict, match="has lost its directory"):
+        with pytest.raises(forebay.DataLoss, match="has lost its directory"):
             log.recover().raise_failed()
         assert [shard.ref.spec.topic for shard in inside(log).shards()] == ["rocksdb"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import forebay
 import forebay.aio
-from forebay import EARLIEST, LATEST, Position
+from forebay import EARLIEST, LATEST, Invalid, Position
+from forebay.progress import ReservedReader
 from tests.storage.rig import QUICK
 
 
@@ -90,6 +92,32 @@ def test_a_new_topic_of_the_same_name_knows_no_old_places(tmp_path: Path) -> Non
 def test_odd_names_are_refused(tmp_path: Path, name: str) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log, pytest.raises(forebay.Invalid, match="not a reader's name"):
         log.create_topic("t").reader(name)
+
+
+@pytest.mark.parametrize("name", [f"router-{'0' * 16}", f"copy-{'0' * 32}", "forebay.replay", "forebay.later"])
+def test_places_that_forebay_keeps_are_moved_by_no_caller(tmp_path: Path, name: str) -> None:
+    with forebay.open(tmp_path) as log:
+        topic = log.create_topic("shop/orders")
+        topic.append(b"a")
+        topic.reader(ReservedReader(name)).ack_up_to(1)
+        reader, group = topic.reader(name), log.group(name)
+        calls: list[Callable[[], object]] = [
+            lambda: reader.ack_up_to(1),
+            lambda: reader.ack(next(iter(topic.read()))),
+            reader.reset,
+            reader.forget,
+            lambda: group.commit("shop/orders", 1, ack="cached"),
+            lambda: group.commit("shop/orders", 0, expected=1),
+            lambda: group.reset("shop/orders", EARLIEST),
+            group.delete,
+            lambda: topic.subscribe(name),
+        ]
+        for call in calls:
+            with pytest.raises(Invalid, match="keeps for a router, a copy or a replay, and no caller moves it: take"):
+                call()
+
+        assert (reader.offset(), group.fetch("shop/orders")) == (1, 1), "it may be looked at"
+        assert (log.groups(), log.reserved_readers()) == ([], [name])
 
 
 def test_places_in_a_deleted_topic_are_forgotten(tmp_path: Path) -> None:

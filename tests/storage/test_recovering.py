@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay import Conflict, Settings, Storage, Unavailable
+from forebay import Settings, Storage, Unavailable
 from forebay.catalog import state_entries
-from forebay.definitions import Definitions
+from forebay.definitions import Definitions, FoundDefinitions
 from forebay.format.metadata.descriptor import ShardState
 from forebay.format.metadata.keys import PREFIX, cur_key, deletes_key, segment_key, state_key, topics_prefix
 from forebay.format.metadata.value import encode_value
@@ -21,7 +21,7 @@ from forebay.shard import SegmentShard
 from forebay.shard.ownership import BATCH_SHARDS
 from forebay.testing.inside import inside
 from forebay.testing.simulated.clock import ManualClock
-from forebay.topics import TopicName, TopicSpec
+from forebay.topics import TopicName
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 from tests.support.waiting import PATIENCE
 
@@ -70,7 +70,8 @@ def test_states_are_read_by_range_and_each_once_more_under_its_lock(
         recovered = log.recover()
 
         assert (recovered.opened, recovered.failed, recovered.is_degraded) == (SHARDS, (), False)
-        assert counts["state"] <= SHARDS and counts["range"] <= 2
+        # A worker may look at a shard that is open by now, too.
+        assert counts["state"] < 2 * SHARDS and counts["range"] <= 2
         assert counts["definition"] == 0
         log.topic("t")
         assert counts["definition"] == 0, "what was listed is remembered"
@@ -266,7 +267,7 @@ def test_a_definition_that_is_altered_meanwhile_is_the_one_that_shards_are_opene
         elsewhere = Definitions(inside(log).metadata, PREFIX, ManualClock(seed=1))
         definitions, listed = inside(log).definitions, Definitions.all_to_use
 
-        def all_to_use(these: Definitions) -> list[TopicSpec]:
+        def all_to_use(these: Definitions) -> FoundDefinitions:
             found = listed(these)
             elsewhere.alter(TopicName("default", "t"), lambda spec: spec.altered(ttl_ms=10_000_000))
             inside(log).follow_changes()
@@ -334,7 +335,7 @@ def test_a_lost_directory_names_its_way_out_in_the_result(tmp_path: Path) -> Non
     lost.rename(tmp_path / "lost")
     with forebay.open(tmp_path / "log", QUICK) as log:
         (failed,) = log.recover().failed
-        assert isinstance(failed.error, Conflict) and "has lost its directory" in str(failed.error)
+        assert isinstance(failed.error, forebay.DataLoss) and "has lost its directory" in str(failed.error)
 
 
 @pytest.mark.parametrize("engine", ["segment", "rocksdb"])

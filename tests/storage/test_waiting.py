@@ -55,7 +55,7 @@ def waited(look_seconds: float, poll_seconds: float | None, timeout: float) -> t
     following = Nothing(clock, look_seconds, poll_seconds)
     waiting = Waiting(following, timeout, None, clock=clock)
     waiting._woken = bell = Bell(clock)
-    assert list(Stream(waiting)) == []
+    assert list(Stream(waiting, lambda: None)) == []
     return clock.monotonic(), following, bell.waits
 
 

@@ -15,11 +15,14 @@ from forebay import EARLIEST, Conflict, DeliveryState, Invalid, Settings, Storag
 from forebay.format.metadata.keys import progress_key
 from forebay.format.metadata.value import decode_value
 from forebay.progress import Progress
-from forebay.records import Record, SpentReason
+from forebay.records import HEADERS_MAX, Record, SpentReason
+from forebay.routers import book, rules
 from forebay.storage.topic import Topic
 from forebay.subscriptions.deadletters import (
+    HOPS_MAX,
     ORIGIN_OFFSET,
     ORIGIN_PARTITION,
+    ORIGIN_TOPIC,
     SpentRecord,
     letter_headers,
     parse_letter,
@@ -143,19 +146,20 @@ def test_an_append_whose_outcome_is_unknown_is_not_repeated(monkeypatch: pytest.
         assert values(subscription) == [b"0", b"1", b"2"]
 
 
-def test_a_record_that_has_no_room_for_its_headers_waits_and_its_state_says_why() -> None:
+def test_a_record_with_as_many_headers_as_may_be_becomes_a_dead_letter() -> None:
     with forebay.open(":memory:") as log:
         subscription = subscribed(log)
         with subscription.consumer() as consumer:
             consumer.ack(*consumer.take())
-        log.topic("shop/orders").append(b"many", headers=[(f"h{number}", b"") for number in range(998)])
+        log.topic("shop/orders").append(b"many", headers=[(f"h{number}", b"") for number in range(HEADERS_MAX)])
         with subscription.consumer() as consumer:
             consumer.nack(*consumer.take())
             assert consumer.take() == []
 
             (lag,) = subscription.lag()
-            assert (lag.state, lag.spent) == (DeliveryState.DEAD_LETTERS_FAILING, 1)
-            assert "headers" in (lag.failure or "")
+            assert (lag.state, lag.spent) == (DeliveryState.DELIVERING, 0)
+        (letter,) = subscription.dead_letters().letters()
+        assert len(letter.record.headers) == HEADERS_MAX
 
 
 def test_a_group_that_is_reset_begins_another_run_and_nothing_is_skipped(tmp_path: Path) -> None:
@@ -300,3 +304,61 @@ def test_a_record_that_claims_to_come_from_no_place_is_no_dead_letter(forged: st
     named = tuple((name, b"-1" if name == forged else value) for name, value in headers)
 
     assert parse_letter(msgspec.structs.replace(written, headers=named)) is None
+
+
+def test_a_record_that_was_a_dead_letter_too_often_is_sent_no_more_and_stops_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with forebay.open(":memory:") as log:
+        subscription = subscribed(log)
+        topic = log.topic("shop/orders")
+        topic.append(b"seen", headers=[(ORIGIN_TOPIC, b"shop/orders")] * (HOPS_MAX - 1))
+        topic.append(b"circling", headers=[(ORIGIN_TOPIC, b"shop/orders")] * HOPS_MAX)
+        topic.append(b"last")
+        with subscription.consumer() as consumer:
+            consumer.nack(*consumer.take())
+            assert consumer.take() == []
+
+        assert values(subscription) == [b"0", b"1", b"2", b"seen", b"last"]
+        assert subscription.lag()[0].lag == 0
+    assert [line for line in caplog.messages if "is not sent to default/dead again" in line]
+
+
+def test_a_router_that_is_created_while_a_subscription_is_closes_no_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forebay.open(":memory:") as log:
+        topic, _ = log.create_topic("shop/orders"), log.create_topic("dead")
+        check, calls = SubscriptionStore.check_no_circle, []
+
+        def raced(store: SubscriptionStore, wanted: SubscriptionSpec) -> None:
+            check(store, wanted)
+            calls.append(wanted.name)
+            if len(calls) == 2:
+                # Behind the last look of the one that is under way.
+                forebay.Routers(log).create("back", sources=["dead"], destination="shop/orders")
+
+        monkeypatch.setattr(SubscriptionStore, "check_no_circle", raced)
+        with pytest.raises(Invalid, match="circle"):
+            topic.subscribe("s", deliveries_max=1, on_spent="dead_letter", dead_letter_topic="dead")
+
+        assert len(calls) == 2
+        assert log.topic("shop/orders").subscriptions() == []
+
+
+def test_a_subscription_that_is_created_while_a_router_is_closes_no_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forebay.open(":memory:") as log:
+        topic, _ = log.create_topic("shop/orders"), log.create_topic("dead")
+        check, calls = rules.check_no_cycle, []
+
+        def raced(routers: Any, sources: Any, destination: Any, *more: Any) -> None:
+            check(routers, sources, destination, *more)
+            calls.append(str(destination))
+            if len(calls) == 2:
+                topic.subscribe("s", deliveries_max=1, on_spent="dead_letter", dead_letter_topic="dead")
+
+        monkeypatch.setattr(book, "check_no_cycle", raced)
+        routers = forebay.Routers(log)
+        with pytest.raises(Invalid, match="circle"):
+            routers.create("back", sources=["dead"], destination="shop/orders")
+
+        assert len(calls) == 2
+        assert routers.all() == []

@@ -37,9 +37,22 @@ def consume(path: str, ends_at: bytes) -> None:
                     subscription.flush()
 
 
-def run(path: Path, ends_at: bytes) -> tuple[int, list[tuple[int, int]]]:
+def consume_batches(path: str, ends_at: bytes) -> None:
+    """As `consume`, but takes as many records as there are before it handles them."""
+    slow = {"progress": {"flush_interval_ms": 600_000}}
+    with forebay.open(path, slow) as log, log.topic("shop/orders").subscribe("billing").consumer() as consumer:
+        while taken := consumer.take(wait_s=0.05):
+            for one in taken:
+                sys.stdout.write(f"{one.record.offset} {one.attempt}\n")
+                sys.stdout.flush()
+                if one.record.value == ends_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                consumer.ack(one)
+
+
+def run(path: Path, ends_at: bytes, way: str = "each") -> tuple[int, list[tuple[int, int]]]:
     """How a child ended, and which records it got for the how-manieth time."""
-    command = [sys.executable, __file__, str(path), ends_at.decode()]
+    command = [sys.executable, __file__, str(path), ends_at.decode(), way]
     child = subprocess.run(command, capture_output=True, timeout=240, check=False)
     lines = child.stdout.decode().splitlines()
     return child.returncode, [(int(offset), int(attempt)) for offset, attempt in map(str.split, lines)]
@@ -70,5 +83,24 @@ def test_a_record_that_kills_its_process_is_spent_and_what_was_stored_as_done_st
         assert [lag.lag for lag in log.topic("shop/orders").subscribe("billing").lag()] == [0]
 
 
+def test_the_neighbours_of_a_record_that_kills_its_process_are_not_condemned_with_it(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        topic = log.create_topic("shop/orders")
+        topic.append_many([b"%d" % number for number in range(10)])
+        topic.subscribe("billing", start=EARLIEST, deliveries_max=DELIVERIES_MAX, on_spent="dead_letter")
+
+    lives = [run(tmp_path, POISON, "batches") for _ in range(DELIVERIES_MAX)]
+
+    assert [code for code, _ in lives] == [-signal.SIGKILL] * DELIVERIES_MAX
+    # Acknowledged in the first life, and not stored; from the second one on stored before the next record comes.
+    first = [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert [got for _, got in lives] == [first, [(0, 2), (1, 2), (2, 2), (3, 2)], [(3, 3)]]
+    assert run(tmp_path, b"none", "batches") == (0, [(number, 2) for number in range(4, 10)])
+    with forebay.open(tmp_path) as log:
+        subscription = log.topic("shop/orders").subscription("billing")
+        assert [letter.record.value for letter in subscription.dead_letters().letters()] == [POISON]
+        assert [lag.lag for lag in subscription.lag()] == [0]
+
+
 if __name__ == "__main__":
-    consume(sys.argv[1], sys.argv[2].encode())
+    (consume_batches if sys.argv[3] == "batches" else consume)(sys.argv[1], sys.argv[2].encode())

@@ -10,6 +10,7 @@ import pytest
 
 import forebay
 from forebay import aio
+from forebay.storage.subscriptions import deliveries_of
 from forebay.subscriptions.dispatch import PAGES_KEPT_MAX
 from forebay.wal.log import Wal
 from tests.support.waiting import PATIENCE
@@ -75,7 +76,7 @@ def test_what_did_not_reach_its_consumer_is_lost_and_counted() -> None:
             topic.append_many([b"1", b"2"])
             driver, number = subscription.driver, 1
             pulled = driver.pull(number, 10)
-            driver.give_back(number, pulled)
+            driver.take_back(number, deliveries_of(pulled))
 
             assert consumer.take() == []
             assert consumer.lost == 2

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,18 @@ import msgspec
 import pytest
 
 import forebay
-from forebay import EARLIEST, DeliveredRecord, DeliveryState, Moved, Topic, Unsupported, aio
+from forebay import (
+    EARLIEST,
+    Conflict,
+    DeliveredRecord,
+    DeliveryState,
+    Moved,
+    Subscription,
+    Topic,
+    Unavailable,
+    Unsupported,
+    aio,
+)
 from forebay.format.metadata.keys import progress_key, subscription_key
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import MemoryMetadata, Put
@@ -22,10 +33,12 @@ from forebay.progress import ACKED_BYTES_MAX, ATTEMPTS_STORED_MAX, Progress, Pro
 from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
 from forebay.storage.subscriptions import SubscriptionDriver
+from forebay.subscriptions.ahead import TakenAhead
 from forebay.subscriptions.cursor import acked_of, progress_of, window_of
 from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.subscriptions.dispatch import Dispatch, ServedPartition
 from forebay.subscriptions.window import Window, WindowLimits
+from forebay.testing.contracts.subscriptions import one_by_one
 from forebay.testing.simulated.clock import ManualClock
 from forebay.testing.simulated.metadata import FaultyMetadata
 from forebay.topics import SubscriptionSpec, TopicSpec
@@ -35,8 +48,8 @@ TOPIC = TopicSpec(namespace="shop", topic="orders", topic_id="0" * 32, partition
 SPEC = SubscriptionSpec.create(TOPIC, "billing", subscription_id="1" * 32, created_at=0, window_records_max=1_000_000)
 
 
-def topic_in(log: forebay.Storage, count: int) -> Topic:
-    topic = log.create_topic("shop/orders")
+def topic_in(log: forebay.Storage, count: int, partitions: int = 1) -> Topic:
+    topic = log.create_topic("shop/orders", partitions=partitions)
     topic.append_many([b"%d" % number for number in range(count)], partition=0)
     return topic
 
@@ -286,18 +299,17 @@ def test_deliveries_are_stored_before_they_are_made_in_the_first_moments_of_a_pr
 
             assert len(taken) == ATTEMPTS_STORED_MAX
             assert stored(log, topic).attempts == tuple((one.record.offset, 1) for one in taken)
-            assert consumer.take() == []
-            consumer.ack(*taken[:10])
-            assert len(consumer.take()) == 10
+            # What is due comes all the same, however much is held, and is stored before as far as there is room.
+            assert [len(consumer.take(200)) for _ in range(4)] == [64, 64, 8, 0]
 
 
 def test_a_window_comes_back_as_it_was_stored() -> None:
     window = Window(5, WindowLimits(records_max=100))
-    window.offer([(5, 50)], 50)
+    window.offer(5, [(5, 50)], 50)
     window.take(1, 30, 0)
     window.ack(1, [6, 7, 20])
 
-    progress = progress_of(window, TOPIC.topic_id, 3)
+    progress = progress_of(window.copied(), SPEC, 3)
     again = window_of(SPEC, decode_value(encode_value(progress), Progress)[0])
 
     assert (again.cursor, list(again.acked())) == (5, [6, 7, 20])
@@ -308,21 +320,21 @@ def test_a_window_comes_back_as_it_was_stored() -> None:
 @pytest.mark.parametrize("step", [2, 3, 7])
 def test_what_is_done_above_the_cursor_always_fits_for_a_window_of_the_usual_size(step: int) -> None:
     window = Window(0, WindowLimits(records_max=4_000))
-    window.offer([(0, 4_000)], 4_000)
+    window.offer(0, [(0, 4_000)], 4_000)
     taken = window.take(1, 4_000, 0)
     window.ack(1, taken.offsets[1::step])
 
-    progress = progress_of(window, TOPIC.topic_id, 1)
+    progress = progress_of(window.copied(), SPEC, 1)
 
     assert acked_of(progress) == window.acked()
 
 
 def test_of_more_than_fits_the_lowest_offsets_are_stored() -> None:
     window = Window(0, WindowLimits(records_max=100_000))
-    window.offer([(0, 100_000)], 100_000)
+    window.offer(0, [(0, 100_000)], 100_000)
     window.ack(1, window.take(1, 100_000, 0).offsets[1::2])
 
-    progress = progress_of(window, TOPIC.topic_id, 1)
+    progress = progress_of(window.copied(), SPEC, 1)
 
     assert isinstance(progress.attempts, tuple) and len(progress.attempts) == ATTEMPTS_STORED_MAX
     assert not isinstance(progress.acked, msgspec.UnsetType) and len(progress.acked.bitmap) <= ACKED_BYTES_MAX
@@ -342,17 +354,17 @@ def test_cursors_of_earlier_versions_are_read_and_those_of_readers_are_as_before
 
 def test_a_cursor_of_a_subscription_moves_with_what_is_done_above_and_never_by_an_earlier_owner() -> None:
     window = Window(0, WindowLimits())
-    window.offer([(0, 10)], 10)
+    window.offer(0, [(0, 10)], 10)
     window.take(1, 10, 0)
-    before = progress_of(window, "x", 5)
+    before = progress_of(window.copied(), SPEC, 5)
     window.ack(1, [4])
-    after = progress_of(window, "x", 5)
+    after = progress_of(window.copied(), SPEC, 5)
 
     assert moves_on(before, after)
     assert not moves_on(after, after)
     assert not moves_on(after, msgspec.structs.replace(before, epoch=4))
     assert not moves_on(msgspec.structs.replace(after, offset=3), before)
-    assert moves_on(Progress(offset=0, incarnation="x"), before)
+    assert moves_on(Progress(offset=0, incarnation=TOPIC.topic_id), before)
 
 
 @pytest.mark.slow
@@ -375,7 +387,7 @@ def test_ten_thousand_subscriptions_are_written_in_two_hundred_transactions() ->
     for _ in range(2):
         metadata.calls = {}
         for name, source in sources:
-            cursors.touch(name, 0, TOPIC.topic_id, source)
+            assert cursors.mark(name, 0, TOPIC.topic_id, source)
         cursors.flush()
 
     assert metadata.calls == {"transaction": 200}
@@ -430,7 +442,7 @@ def test_a_subscription_moves_with_its_topic(tmp_path: Path) -> None:
             consumer.close()
             moved = two.topic("shop/orders").subscribe("billing")
             with moved.consumer() as there:
-                assert [(d.record.offset, d.attempt) for d in there.take()] == [(1, 2), (2, 2), (4, 2), (5, 2)]
+                assert one_by_one(there) == [(1, 2), (2, 2), (4, 2), (5, 2)]
                 with pytest.raises(Moved), subscription.consumer():
                     pass
 
@@ -533,6 +545,43 @@ def test_dead_letter_topics_that_are_altered_at_once_do_not_close_a_circle(monke
             first.alter(on_spent="dead_letter", dead_letter_topic="b")
 
         assert [topic.subscriptions()[0].dead_letter_topic for topic in (a, b)] == [None, "default/a"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda subscription: subscription.consumer("late").take(),
+        lambda subscription: subscription.seek(EARLIEST),
+        lambda subscription: subscription.alter(ack_timeout_ms=7),
+        lambda subscription: subscription.pause(),
+        lambda subscription: subscription.resume(),
+    ],
+    ids=["attach", "seek", "alter", "pause", "resume"],
+)
+def test_a_subscription_that_is_being_deleted_is_of_no_use_but_for_its_deletion(
+    use: Callable[[Subscription], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store went away between the mark and the removal of the cursors, or another process is at it."""
+    with forebay.open(":memory:") as log:
+        topic = topic_in(log, 3)
+        subscription = topic.subscribe("billing", start=EARLIEST)
+        with monkeypatch.context() as away:
+            away.setattr(ProgressStore, "forget", _unavailable)
+            with pytest.raises(Unavailable):
+                subscription.delete()
+
+        with pytest.raises(Conflict, match="billing of shop/orders is being deleted: subscribe again"):
+            use(subscription)
+        assert subscription.consumers() == []
+
+        subscription.delete()
+        assert topic.subscriptions() == []
+        with topic.subscribe("billing", start=EARLIEST).consumer() as consumer:
+            assert len(consumer.take()) == 3
+
+
+def _unavailable(*_: object) -> None:
+    raise Unavailable("the store is away")
 
 
 def test_a_record_is_not_delivered_after_its_delete_has_returned() -> None:
@@ -640,3 +689,102 @@ def test_a_flush_waits_for_one_that_is_under_way(monkeypatch: pytest.MonkeyPatch
                 thread.join(PATIENCE)
                 assert not thread.is_alive()
         assert subscription.lag()[0].cursor == 1
+
+
+def test_what_was_out_when_a_process_ended_comes_alone_over_all_partitions_until_it_is_answered(tmp_path: Path) -> None:
+    slow = {"progress": {"flush_interval_ms": 600_000}}
+    with forebay.open(tmp_path, slow) as log:
+        topic = topic_in(log, 3, partitions=2)
+        topic.append_many([b"a", b"b", b"c"], partition=1)
+        with topic.subscribe("billing", mode="shared", start=EARLIEST).consumer() as consumer:
+            assert len(consumer.take()) + len(consumer.take()) == 6
+
+    with forebay.open(tmp_path, slow) as log:
+        subscription = log.topic("shop/orders").subscription("billing")
+        with subscription.consumer() as consumer, subscription.consumer() as other:
+            for left in range(6, 0, -1):
+                (one,) = consumer.take()
+                assert one.attempt == 2
+                assert other.take() == consumer.take() == [], f"{left} are left, and one is out"
+                consumer.ack(one)
+            log.topic("shop/orders").append_many([b"d", b"e"], partition=0)
+            assert len(consumer.take()) == 2
+
+
+def test_what_was_out_comes_together_once_a_consumer_has_kept_one_for_the_first_moments(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with forebay.Storage.open(tmp_path, forebay.Settings(), clock=clock) as log:
+        consumer = topic_in(log, 3).subscribe("billing", start=EARLIEST).consumer()
+        assert len(consumer.take()) == 3
+        consumer.close()
+    with forebay.Storage.open(tmp_path, forebay.Settings(), clock=clock) as log:
+        consumer = log.topic("shop/orders").subscription("billing").consumer()
+        assert len(consumer.take()) == 1
+        assert consumer.take() == []
+        clock.advance(3)
+        assert len(consumer.take()) == 2
+        consumer.close()
+
+
+def test_a_loop_takes_ahead_of_a_quick_body_and_not_of_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, counts, put = ManualClock(), list[int](), TakenAhead.put
+
+    def counted(ahead: TakenAhead, found: Sequence[DeliveredRecord], now: float) -> None:
+        counts.append(len(found))
+        put(ahead, found, now)
+
+    monkeypatch.setattr(TakenAhead, "put", counted)
+    with forebay.Storage.open(":memory:", forebay.Settings(), clock=clock) as log:
+        subscription = topic_in(log, 600).subscribe("billing", start=EARLIEST)
+        with subscription.consumer(unacked_max=100) as consumer:
+            consumer.ack(*consumer.take(1))
+            clock.advance(3)
+            for number, one in enumerate(consumer.each(wait_s=0.0), 1):
+                assert one.record.offset == number
+                if number > 250:
+                    clock.advance(1)
+                consumer.ack(one)
+                if number == 300:
+                    break
+            assert subscription.lag()[0].held == 0
+
+    assert counts[:8] == [1, 2, 4, 8, 16, 32, 64, 100]
+    assert counts[-10:] == [1] * 10
+
+
+def test_what_was_taken_ahead_is_given_back_before_others_get_it_by_the_ack_time_out() -> None:
+    clock = ManualClock()
+    with forebay.Storage.open(":memory:", forebay.Settings(), clock=clock) as log:
+        subscription = topic_in(log, 60).subscribe("billing", start=EARLIEST, mode="shared", ack_timeout_ms=10_000)
+        with subscription.consumer() as consumer, subscription.consumer() as other:
+            consumer.ack(*consumer.take(1))
+            clock.advance(3)
+            rows = consumer.each(wait_s=0.0)
+            for _ in range(8):
+                consumer.ack(next(rows))
+            assert subscription.lag()[0].held > 1
+            clock.advance(5)
+            one = next(rows)
+            assert (one.record.offset, one.attempt) == (9, 1)
+            assert subscription.lag()[0].held == 1
+            assert all(delivered.attempt == 1 for delivered in other.take())
+
+
+def test_a_loop_of_asyncio_takes_ahead_and_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dispatch, "is_careful", lambda _: False)
+
+    async def main() -> None:
+        async with aio.open(":memory:") as log:
+            topic = await log.create_topic("shop/orders")
+            await topic.append_many([b"%d" % number for number in range(60)])
+            subscription = await topic.subscribe("billing", start=EARLIEST)
+            async with subscription.consumer() as consumer:
+                rows = consumer.each(wait_s=0.0)
+                for _ in range(8):
+                    await consumer.ack(await anext(rows))
+                assert (await subscription.lag())[0].held == 7
+                await rows.aclose()  # type: ignore[attr-defined]
+                assert (await subscription.lag())[0].held == 0
+                assert [one.attempt for one in await consumer.take(60)] == [1] * 52
+
+    asyncio.run(main())

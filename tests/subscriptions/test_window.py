@@ -14,16 +14,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from forebay.format.control.offsets import OffsetSet
-from forebay.subscriptions.window import KEYLESS, Taken, Window, WindowCounts, WindowLimits
+from forebay.subscriptions.window import KEYLESS, Taken, WindowCounts, WindowLimits
+from forebay.subscriptions.window import Window as WindowOnTheWay
 
 LIMITS = WindowLimits(records_max=100, ack_timeout_ms=1000, backoff_min_ms=10, backoff_max_ms=50)
 A, B, C = 1, 2, 3
 
 
+class Window(WindowOnTheWay):
+    """A window whose consumers have at once what they take."""
+
+    def take(self, consumer: int, count: int, now: int) -> Taken:
+        taken = super().take(consumer, count, now)
+        assert all(self.hand_over(consumer, *taken, now))
+        return taken
+
+
 def window(count: int = 10, limits: WindowLimits = LIMITS, **known: object) -> Window:
     """A window with so many records from offset 0 on."""
     found = Window(0, limits, **known)  # type: ignore[arg-type]
-    found.offer([(0, count)], count)
+    found.offer(0, [(0, count)], count)
     return found
 
 
@@ -105,8 +115,62 @@ def test_what_did_not_reach_its_consumer_was_not_delivered() -> None:
     it = window(2)
     it.take(A, 2, 0)
 
-    assert it.give_back(A, [0, 1]) == 2
+    assert it.give_back(A, [0, 1], [1, 1]) == 2
     assert it.take(A, 2, 0).attempts == [1, 1]
+
+
+def test_what_is_given_back_late_is_not_the_delivery_that_was_made_since() -> None:
+    it = window(2)
+    it.take(A, 2, 0)
+    assert it.take(A, 2, 1000) == Taken([0, 1], [2, 2])
+
+    assert it.give_back(A, [0, 1], [1, 1]) == 0
+
+    assert it.held_by(A) == 2
+    assert it.ack(A, [0, 1]) == 2
+
+
+def on_the_way(deliveries_max: int) -> WindowOnTheWay:
+    """A window with three records, two of which A has taken and did not get yet."""
+    it = WindowOnTheWay(0, WindowLimits(records_max=10, ack_timeout_ms=1000, deliveries_max=deliveries_max))
+    it.offer(0, [(0, 3)], 3)
+    assert it.take(A, 2, 0) == Taken([0, 1], [1, 1])
+    return it
+
+
+def test_the_ack_time_out_begins_when_the_consumer_gets_the_record() -> None:
+    it = on_the_way(1)
+    assert it.due is None
+    assert it.tick(10**6) == 0
+
+    assert it.hand_over(A, [0, 1], [1, 1], 10**6) == [True, True]
+
+    assert it.due == 10**6 + 1000
+    assert it.tick(10**6 + 999) == 0
+    assert it.tick(10**6 + 1000) == 2
+    assert it.spent() == [0, 1]
+
+
+def test_what_was_on_its_way_to_a_consumer_that_leaves_was_not_delivered() -> None:
+    it = on_the_way(1)
+    it.hand_over(A, [0], [1], 0)
+
+    assert it.release(A) == 2
+
+    assert it.spent() == [0]
+    assert it.take(B, 9, 0) == Taken([1, 2], [1, 1])
+    assert it.hand_over(A, [0, 1], [1, 1], 0) == [False, False]
+
+
+def test_what_is_on_its_way_may_be_done_and_is_not_refused() -> None:
+    it = on_the_way(1)
+
+    assert it.nack(A, [0, 1], 0) == 0
+    assert it.ack(A, [0]) == 1
+
+    assert it.hand_over(A, [0, 1, 2, 99], [1, 1, 1, 1], 0) == [False, True, False, False]
+    assert it.nack(A, [0, 1], 0) == 1
+    assert it.spent() == [1]
 
 
 @pytest.mark.parametrize("how", ["nack", "time-out", "leave"])
@@ -158,40 +222,43 @@ def test_a_cumulative_ack_covers_all_before_and_nothing_of_another_consumer() ->
 
 def test_the_window_is_bounded_from_the_cursor_on_and_moves_with_it() -> None:
     it = Window(0, WindowLimits(records_max=4))
-    assert it.offer([(0, 100)], 100) == 4
+    assert it.offer(0, [(0, 100)], 100) == 4
     assert it.room == 0
     it.take(A, 9, 0)
     it.ack(A, [1, 2, 3])
-    assert it.offer([(4, 100)], 100) == 4
+    assert it.offer(4, [(4, 100)], 100) == 4
 
     it.ack(A, [0])
 
-    assert it.offer([(4, 100)], 100) == 8
+    assert it.offer(4, [(4, 100)], 100) == 8
     assert it.take(A, 9, 0).offsets == [4, 5, 6, 7]
 
 
 def test_offsets_without_a_record_are_done_and_a_long_gap_before_the_first_record_needs_no_room() -> None:
     it = Window(0, WindowLimits(records_max=4))
 
-    it.offer([(10**9, 10**9 + 1), (10**9 + 3, 10**9 + 4)], 10**9 + 4)
+    it.offer(0, [(10**9, 10**9 + 1), (10**9 + 3, 10**9 + 4)], 10**9 + 4)
 
     assert (it.cursor, it.end) == (10**9, 10**9 + 4)
     assert it.take(A, 9, 0).offsets == [10**9, 10**9 + 3]
     it.ack(A, [10**9])
     assert it.cursor == 10**9 + 3
     it.ack(A, [10**9 + 3])
-    it.offer([], 2 * 10**9)
+    it.offer(10**9 + 4, [], 2 * 10**9)
     assert it.cursor == it.end == 2 * 10**9
 
 
-def test_a_page_that_was_read_twice_changes_nothing() -> None:
+@pytest.mark.parametrize("start", [0, 3, 6, 100])
+def test_a_page_that_does_not_begin_where_the_window_ends_changes_nothing(start: int) -> None:
     it = window(5)
     it.take(A, 2, 0)
 
-    it.offer([(0, 5)], 5)
-    it.offer([(3, 8)], 8)
+    assert it.offer(start, [(start, start + 5)], start + 5) == 5
 
-    assert it.take(A, 9, 0).offsets == [2, 3, 4, 5, 6, 7]
+    assert it.take(A, 9, 0).offsets == [2, 3, 4]
+    it.ack(A, range(5))
+    assert it.offer(start, [(start, start + 5)], start + 5) == 5
+    assert (it.cursor, it.end) == (5, 5)
 
 
 def test_what_an_earlier_process_knew_is_applied_when_the_records_come() -> None:
@@ -200,12 +267,12 @@ def test_what_an_earlier_process_knew_is_applied_when_the_records_come() -> None
     assert list(it.acked()) == [6, 9]
     assert it.attempts(2) == {5: 2, 7: 3}
 
-    it.offer([(5, 8)], 8)
+    it.offer(5, [(5, 8)], 8)
 
     assert list(it.acked()) == [6, 9]
     assert it.take(A, 9, 0) == Taken([5], [3])
     assert it.spent() == [7]
-    it.offer([(8, 12)], 12)
+    it.offer(8, [(8, 12)], 12)
     assert it.take(A, 9, 0) == Taken([8, 10, 11], [1, 1, 2])
     assert it.attempts(64) == {5: 3, 7: 3, 8: 1, 10: 1, 11: 2}
 
@@ -215,7 +282,7 @@ def test_what_an_earlier_process_knew_is_applied_when_the_records_come() -> None
 
 def keyed(*slots: int) -> Window:
     it = Window(0, LIMITS, by_key=True)
-    it.offer([(0, len(slots))], len(slots), np.array(slots, np.uint16))
+    it.offer(0, [(0, len(slots))], len(slots), np.array(slots, np.uint16))
     return it
 
 
@@ -226,7 +293,7 @@ def test_the_records_of_a_key_are_with_one_consumer_at_a_time() -> None:
     assert it.take(B, 9, 0).offsets == [2, 4]
     assert it.take(A, 9, 0).offsets == [1, 3]
     it.ack(A, [0, 1])
-    it.offer([(5, 7)], 7, np.array([1, 2], np.uint16))
+    it.offer(5, [(5, 7)], 7, np.array([1, 2], np.uint16))
     assert it.take(B, 9, 0).offsets == [6]
     it.ack(A, [3])
     assert it.take(B, 9, 0).offsets == [5]
@@ -270,7 +337,7 @@ def test_a_take_looks_at_no_record_of_keys_that_are_with_others(others: int) -> 
     it = Window(0, WindowLimits(records_max=count), by_key=True)
     for first in range(0, count, 500):
         offsets = np.arange(first, first + 500)
-        it.offer([(first, first + 500)], first + 500, (offsets % keys).astype(np.uint16))
+        it.offer(first, [(first, first + 500)], first + 500, (offsets % keys).astype(np.uint16))
     done = 0
 
     while done < count:
@@ -290,7 +357,7 @@ def test_the_first_ready_record_of_a_key_is_found_whatever_became_of_those_befor
     it.nack(A, [2], 0, 0)
     it.nack(A, [0], 0, 0)
     it.ack(A, [0, 1])
-    it.offer([(6, 90)], 90, np.full(84, 1, np.uint16))
+    it.offer(6, [(6, 90)], 90, np.full(84, 1, np.uint16))
 
     assert it.cursor == 2
     assert it.take(B, 4, 0).offsets == [2, 3, 4, 5]
@@ -360,7 +427,7 @@ class WindowMachine(RuleBasedStateMachine):
                 self.had.add(offset)
         self._trim()
 
-        end = self.window.offer(ranges, at, np.array(slots, np.uint16) if self.by_key else None)
+        end = self.window.offer(self.window.end, ranges, at, np.array(slots, np.uint16) if self.by_key else None)
 
         assert end == self.end
 
@@ -431,12 +498,14 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(consumer=st.sampled_from([A, B, C]), which=st.sets(st.integers(-1, 14)))
     def give_back(self, consumer: int, which: set[int]) -> None:
         offsets = [self.cursor + number for number in which]
-        held = self._held(consumer, offsets)
+        # Of every other record it is an earlier delivery.
+        attempts = [(record.attempts if (record := self.plain.get(offset)) else 1) - offset % 2 for offset in offsets]
+        held = self._held(consumer, [offset for offset in offsets if offset % 2 == 0])
         for record in held:
             record.state = "ready"
             record.attempts -= 1
 
-        assert self.window.give_back(consumer, offsets) == len(held)
+        assert self.window.give_back(consumer, offsets, attempts) == len(held)
 
     @rule(consumer=st.sampled_from([A, B, C]))
     def leave(self, consumer: int) -> None:
@@ -481,7 +550,7 @@ class WindowMachine(RuleBasedStateMachine):
                 self._end(record)
 
         self.window = Window(cursor, self.limits, acked=acked, attempts=attempts)
-        self.window.offer([(offset, offset + 1) for offset in present], end)
+        self.window.offer(cursor, [(offset, offset + 1) for offset in present], end)
 
     # Dead letters
 
@@ -538,7 +607,7 @@ class WindowMachine(RuleBasedStateMachine):
         if not self.plain:
             self.cursor = max(end, cursor)
         self.window = Window(cursor, self.limits, acked=acked, attempts=attempts)
-        self.window.offer([(offset, offset + 1) for offset in present], end)
+        self.window.offer(cursor, [(offset, offset + 1) for offset in present], end)
         stop = max(self.sent, default=-1) + 1
         self._skip_to(stop)
         self.window.skip_to(stop)
@@ -682,7 +751,7 @@ def test_a_million_unacknowledged_records_cost_tens_of_megabytes(*, by_key: bool
     it = Window(0, WindowLimits(records_max=count), by_key=by_key)
 
     for first in range(0, count, step):
-        it.offer([(first, first + step)], first + step, slots if by_key else None)
+        it.offer(first, [(first, first + step)], first + step, slots if by_key else None)
         it.take(A, step, 0)
 
     assert it.counts.held == count

@@ -17,6 +17,7 @@ import httpx
 import uvloop
 
 from forebay.broker.app import BrokerPhase
+from forebay.broker.heap import SettledHeap
 from forebay.broker.serve import BrokerRun, bound_socket
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
@@ -65,7 +66,7 @@ def server_settings(*, metrics: Sequence[str] = (), **server: object) -> Setting
 
 @contextmanager
 def running_broker(
-    path: Path | str, settings: Settings | None = None, *, ready: bool = True
+    path: Path | str, settings: Settings | None = None, *, ready: bool = True, heap: SettledHeap | None = None
 ) -> Iterator[RunningBroker]:
     """A broker in a thread, stopped in order at the end; what ends it by itself is raised there."""
     settings = settings or server_settings()
@@ -74,7 +75,7 @@ def running_broker(
     failed: list[BaseException] = []
 
     async def run() -> None:
-        process = BrokerRun(path, settings)
+        process = BrokerRun(path, settings, heap)
         with bound_socket(settings.server) as socket:
 
             def note(url: str) -> None:

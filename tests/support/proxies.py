@@ -24,6 +24,8 @@ class CuttingProxy:
         self._answer_left: int | None = None
         self._request_left: int | None = None
         self._always: int | None = None
+        self._passing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def cut_answer(self, after: int) -> None:
         """Cut the connection of the next answer after so many of its bytes."""
@@ -38,18 +40,48 @@ class CuttingProxy:
         self._always = self._answer_left = after
 
     async def serve(self, started: threading.Event) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        """Pass connections on until this is cancelled."""
+        server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         started.set()
-        async with server:
-            await server.serve_forever()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._close(server)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _close(self, server: asyncio.Server) -> None:
+        self._is_closed = True
+        # A connection that was accepted a moment ago comes to _accepted in the next turns. asyncio would leave it open
+        # for ever if the server were closed before that.
+        asyncio.get_running_loop().remove_reader(server.sockets[0].fileno())
+        await turns()
+        server.close()
+        for task in self._passing:
+            task.cancel()
+        await asyncio.gather(*self._passing, return_exceptions=True)
+        # What was aborted is closed.
+        await turns()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_closed:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._pass_on(reader, writer))
+        self._passing.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            """Close the connection however the task ends, also before its first step."""
+            self._passing.discard(task)
+            # At once: what a peer does not take any more would keep the connection open.
+            writer.transport.abort()
+
+        task.add_done_callback(ended)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         where = urlsplit(self.target)
         try:
             far_reader, far_writer = await asyncio.open_connection(where.hostname, where.port)
         except OSError:
-            writer.close()
             return
         pumps = (
             asyncio.create_task(self._pump(reader, far_writer, is_answer=False)),
@@ -58,12 +90,10 @@ class CuttingProxy:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            far_writer.transport.abort()
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            for each in (writer, far_writer):
-                # At once: what a peer does not take any more would keep the connection open.
-                each.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool) -> None:
         with suppress(ConnectionError):
@@ -89,6 +119,12 @@ class CuttingProxy:
                 await writer.drain()
 
 
+async def turns() -> None:
+    """Let the event loop do what is ready, and what that makes ready."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 @contextmanager
 def cutting_proxy(target: str) -> Iterator[CuttingProxy]:
     """A proxy in a thread."""
@@ -101,11 +137,6 @@ def cutting_proxy(target: str) -> Iterator[CuttingProxy]:
         running.append((asyncio.get_running_loop(), serving))
         with suppress(asyncio.CancelledError):
             await serving
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        # Connections that were aborted are closed in the next turns of the loop.
-        for _ in range(5):
-            await asyncio.sleep(0)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), name="proxy")
     thread.start()

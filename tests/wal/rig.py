@@ -11,7 +11,7 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import Producing, QueuedRecord, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.disk import Disk
-from forebay.errors import ForebayError, Indeterminate
+from forebay.errors import DataLoss, ForebayError, Indeterminate
 from forebay.format.columns.rows import Columns, Row, encode_columns
 from forebay.format.metadata.descriptor import ShardState
 from forebay.pages import Page
@@ -25,6 +25,7 @@ from forebay.testing.checks.history import (
     Begun,
     Crashed,
     Event,
+    Lost,
     Reading,
     ReadSeen,
     ShardEvents,
@@ -175,9 +176,17 @@ class Rig(Generic[D]):
         return reported.outcome
 
     def flush(self) -> None:
-        """Make everything durable and note that it is."""
+        """Make everything durable and note that it is, also what class memory had only queued."""
         self.wal.flush()
-        self.note(Synced(self.wal.head))
+        self.note(Synced(self.wal.queue.next))
+
+    def close(self) -> None:
+        """Close the shard and note what it says is lost."""
+        try:
+            self.shard.upkeep.close()
+        except DataLoss as loss:
+            assert loss.start is not None and loss.stop is not None
+            self.note(Lost(loss.start, loss.stop))
 
     def promise(self) -> None:
         """Note what the log says of itself: everything below `durable` survives a power loss."""

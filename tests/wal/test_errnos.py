@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from forebay.errors import ForebayError
-from forebay.testing.checks.history import AppendOutcome, Reading, Troubled
+from forebay.testing.checks.history import AppendOutcome, Crashed, Healed, Reading, Troubled
 from forebay.testing.checks.invariants import Violation, check_log, healthy_or_read_only
 from forebay.testing.simulated.crashes import crash_states
 from forebay.testing.simulated.damage import CrashDamage
@@ -64,10 +64,10 @@ def _close(rig: Simulated) -> None:
     rig.append(2)
     _try(rig.wal.rotate)
     rig.append()
-    _try(rig.shard.upkeep.close)
+    _try(rig.close)
     _reopen(rig)
     rig.append()
-    _try(rig.shard.upkeep.close)
+    _try(rig.close)
     _reopen(rig)
     rig.append()
 
@@ -171,6 +171,7 @@ def _live_through(
         rig.open()
     rig.shard.upkeep.maintain()
     works = rig.append() is AppendOutcome.ACKED
+    rig.note(Healed())
     violations += healthy_or_read_only(rig.wal.failure, appends_work=works)
     if not works:
         violations.append(Violation("I28", f"not healed: {rig.wal.failure}"))
@@ -198,6 +199,9 @@ def _read(rig: Simulated) -> list[Violation] | None:
 
 
 def _reopen(rig: Simulated) -> None:
+    """Another process opens the shard: the one before was killed, unless it has closed the log."""
+    if not rig.wal.closed:
+        rig.note(Crashed(power=False))
     rig.open()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.errors import Indeterminate, Unavailable
 from forebay.records import Gap, Reason
-from forebay.testing.checks.history import AppendOutcome, Troubled
+from forebay.testing.checks.history import AppendOutcome
 from forebay.testing.checks.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.scan import LogScan
@@ -135,24 +135,6 @@ def test_a_full_disk_refuses_appends_before_it_is_full_and_takes_them_again() ->
     rig.disk.free = 1 << 30
     assert rig.append() is AppendOutcome.ACKED
     assert check_log(rig.history(), rig.reading()) == []
-
-
-def test_class_memory_never_gives_out_the_offset_of_a_lost_record_again() -> None:
-    rig = Rig(simulated(), Durability.MEMORY).open()
-    rig.append()
-    rig.append(2)
-    fail_next(rig, "write", errno.EIO)
-    rig.wal.commit()
-    rig.note(Troubled())
-    rig.shard.upkeep.maintain()
-
-    rig.append()
-    rig.flush()
-
-    assert rig.reading().gaps == [Gap(1, 3, Reason.LOST)]
-    again = Rig(rig.disk, Durability.MEMORY, epoch=1).open()
-    assert again.reading().steps == rig.reading().steps
-    assert check_log(again.history(), again.reading()) == []
 
 
 def test_the_error_of_a_failed_append_says_what_happened_and_what_to_do() -> None:

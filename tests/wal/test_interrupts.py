@@ -15,7 +15,7 @@ from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.errors import Unavailable
 from forebay.storage.acks import Ack
-from forebay.testing.checks.history import AppendOutcome, Troubled
+from forebay.testing.checks.history import AppendOutcome, Healed, Troubled
 from forebay.testing.checks.invariants import Violation, check_log, healthy_or_read_only
 from forebay.testing.simulated.crashes import crash_states
 from forebay.testing.simulated.damage import CrashDamage
@@ -112,6 +112,7 @@ def _commit_through(
     violations = check_log(rig.history(), rig.see())
     rig.clock.advance(2)
     rig.shard.upkeep.maintain()
+    rig.note(Healed())
     works = [rig.append(), rig.append(3, producing=(1, 0)), rig.append(producing=(2, 0)), rig.append(producing=(1, 1))]
     healthy = works == [AppendOutcome.ACKED] * 4
     violations += healthy_or_read_only(rig.wal.failure, appends_work=healthy)
@@ -176,6 +177,7 @@ def test_an_exception_at_any_line_of_a_lone_append_loses_no_ack_and_the_log_goes
         violations = check_log(rig.history(), rig.see())
         rig.clock.advance(2)
         rig.shard.upkeep.maintain()
+        rig.note(Healed())
         healthy = [rig.append(), rig.append(), rig.append(3)] == [AppendOutcome.ACKED] * 3
         violations += healthy_or_read_only(rig.wal.failure, appends_work=healthy)
         violations += [*check_log(rig.history(), rig.see()), *_after_crashes(rig, durability)]
@@ -205,6 +207,7 @@ def test_an_exception_at_any_line_of_a_healing_leaves_a_log_that_the_next_one_he
         traced(rig.wal.heal, interruption)
         rig.clock.advance(2)
         rig.shard.upkeep.maintain()
+        rig.note(Healed())
         healthy = [rig.append(), rig.append(3)] == [AppendOutcome.ACKED] * 2
         violations = [*check_log(rig.history(), rig.see())]
         broken += [f"line {line}: {violation}" for violation in violations]

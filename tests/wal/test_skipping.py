@@ -70,6 +70,29 @@ def test_appends_go_on_behind_it_and_readers_learn_where_the_rest_is(durability:
     assert _recovered(BareRig(rig.disk, durability, epoch=1), 50).reading().steps == reading.steps
 
 
+@pytest.mark.parametrize("frontier", [5, 50])
+@pytest.mark.parametrize("durability", ALL)
+@pytest.mark.proves("I11")
+def test_a_recovery_that_goes_on_behind_it_reserves_nothing_for_the_next_one_to_skip(
+    durability: Durability, frontier: int
+) -> None:
+    """The owner died between the attachment and its own step. Recoveries without an append go on at one place."""
+    disk = simulated()
+    rig = BareRig(disk, durability).begin()
+    rig.append(3)
+    rig.wal.commit()
+    reserved = rig.wal.writer.reserved_end
+
+    first = _recovered(BareRig(disk, durability, epoch=1), frontier)
+    second = _recovered(BareRig(disk, durability, epoch=2), frontier)
+
+    expected = max(frontier, reserved) if durability is MEMORY else frontier
+    assert 5 < reserved < 50
+    assert [first.wal.queue.next, second.wal.queue.next] == [expected, expected]
+    assert second.append(2) is AppendOutcome.ACKED
+    assert _offsets(second.reading()) == [0, 1, 2, expected, expected + 1]
+
+
 def test_the_file_behind_it_starts_exactly_there_so_that_it_continues_the_history() -> None:
     rig = BareRig(simulated(), FSYNC).begin()
     rig.append(3)

@@ -38,12 +38,14 @@ def columns(draw: st.DrawFn) -> RecordColumns:
     tags = column(st.none() | TEXT.filter(bool))
     headers = column(st.lists(st.tuples(TEXT, CONTENT), max_size=3).map(tuple))
     stamps = column(st.integers(-TIMESTAMP_MAX, TIMESTAMP_MAX))
+    partitions = column(st.none() | st.integers(0, 9))
     return RecordColumns(
         values=column(CONTENT),  # type: ignore[arg-type]
         keys=keys if any(key is not None for key in keys) else None,  # type: ignore[arg-type]
         tags=tags if any(tags) else None,  # type: ignore[arg-type]
         headers=headers if any(headers) else None,  # type: ignore[arg-type]
         timestamps=draw(st.sampled_from([stamps, None])) if count else None,  # type: ignore[arg-type]
+        partitions=partitions if any(number is not None for number in partitions) else None,  # type: ignore[arg-type]
     )
 
 

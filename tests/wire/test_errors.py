@@ -57,7 +57,8 @@ def test_every_public_error_class_has_exactly_one_row_in_both_directions() -> No
 
 def test_statuses_are_those_of_the_contract() -> None:
     expected = {
-        "invalid": 400, "unauthenticated": 401, "forbidden": 403, "unknown_topic": 404, "unknown_load": 404,
+        "invalid": 400, "offset_out_of_range": 400,
+        "unauthenticated": 401, "forbidden": 403, "unknown_topic": 404, "unknown_load": 404,
         "unknown_router": 404, "unknown_subscription": 404, "unknown_consumer": 404,
         "conflict": 409,
         "too_large": 413, "moved": 421, "unsupported": 422, "unsupported_format": 422, "throttled": 429,

@@ -182,7 +182,7 @@ def test_of_a_name_that_stands_twice_the_last_one_counts() -> None:
 def test_what_a_reader_gets_can_be_appended_as_it_is() -> None:
     line = b'{"topic":"a/b","partition":1,"offset":2,"timestamp":3,"key":null,"value":null,"tag":null,"headers":null}'
 
-    assert columns_of([parse_item(line, "here")], NOW, where) == RecordColumns([None], timestamps=[3])
+    assert columns_of([parse_item(line, "here")], NOW, where) == RecordColumns([None], timestamps=[3], partitions=[1])
 
 
 def test_a_record_without_a_time_is_given_one_where_others_bring_theirs() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from forebay.aio.workers import Workers
+from forebay.aio.workers import DELETE, Workers
+from forebay.live import CallKey
 from forebay.records import DeadLetter, LetterPage, LetterPlace
 from forebay.storage.deadletters import DeadLetters
 from forebay.topics import TopicName
@@ -17,6 +18,7 @@ class AsyncDeadLetters:
     def __init__(self, letters: DeadLetters, workers: Workers) -> None:
         self._letters = letters
         self._workers = workers
+        self._key = CallKey(letters.topic)
 
     @property
     def topic(self) -> str:
@@ -34,16 +36,23 @@ class AsyncDeadLetters:
     ) -> LetterPage:
         """See `DeadLetters.page`."""
         call = partial(self._letters.page, records_max, after=after, bytes_max=bytes_max)
-        return await self._workers.run_job(call)
+        return await self._workers.start_reading(self._key, call)
 
     async def get(self, offset: int, partition: int = 0) -> DeadLetter:
         """See `DeadLetters.get`."""
-        return await self._workers.run(self._letters.get, offset, partition)
+        return await self._workers.start_reading(self._key, partial(self._letters.get, offset, partition))
 
-    async def replay(self, places: Iterable[LetterPlace] | None = None, *, to: str | TopicName | None = None) -> int:
+    async def replay(
+        self,
+        places: Iterable[LetterPlace] | None = None,
+        *,
+        to: str | TopicName | None = None,
+        origins: Iterable[str | TopicName] = (),
+    ) -> int:
         """See `DeadLetters.replay`. Goes on in its thread if it is cancelled."""
-        return await self._workers.run_job(partial(self._letters.replay, places, to=to))
+        replay = partial(self._letters.replay, places, to=to, origins=origins)
+        return await self._workers.run_job(self._key, replay)
 
     async def purge(self, places: Iterable[LetterPlace] | None = None) -> int:
         """See `DeadLetters.purge`. Goes on in its thread if it is cancelled."""
-        return await self._workers.run_job(partial(self._letters.purge, places))
+        return await self._workers.start(DELETE, self._key, partial(self._letters.purge, places))

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forebay.aio.workers import Workers
+from forebay.aio.workers import LOAD, Workers
 from forebay.arguments import checked_seconds
 from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadSegment, LoadTarget
+from forebay.live import CallKey
 from forebay.loads.topic import LISTED, LOOK_SECONDS, LOOK_SECONDS_MAX, TopicLoads
 
 if TYPE_CHECKING:
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 class AsyncLoads:
     """Bulk loads into one topic. Made by `AsyncLog.loads_of`."""
 
-    def __init__(self, loads: TopicLoads, workers: Workers) -> None:
+    def __init__(self, loads: TopicLoads, workers: Workers, key: CallKey) -> None:
+        """`key` is what calls at the topic may wait for."""
         self._loads = loads
+        self._workers = workers
         self._run = workers.run
+        self._key = key
 
     async def target(self, load_id: str) -> LoadTarget:
         """See `TopicLoads.target`."""
@@ -29,7 +33,7 @@ class AsyncLoads:
 
     async def stage(self, load_id: str, batch: pa.RecordBatch, partition: int = 0) -> Sequence[LoadSegment]:
         """See `TopicLoads.stage`."""
-        return await self._run(self._loads.stage, load_id, batch, partition)
+        return await self._workers.start(LOAD, self._key, partial(self._loads.stage, load_id, batch, partition))
 
     async def offer(
         self,
@@ -42,7 +46,7 @@ class AsyncLoads:
     ) -> BulkLoad | None:
         """See `TopicLoads.offer`."""
         offer = partial(self._loads.offer, load_id, list(segments), timeout=timeout, generation=generation, batch=batch)
-        return await self._run(offer)
+        return await self._workers.start(LOAD, self._key, offer)
 
     async def get(self, load_id: str) -> BulkLoad:
         """See `TopicLoads.get`."""
@@ -54,7 +58,7 @@ class AsyncLoads:
 
     async def attach(self, load_id: str) -> BulkLoad:
         """See `TopicLoads.attach`. Goes on in its thread if it is cancelled."""
-        return await self._run(self._loads.attach, load_id)
+        return await self._workers.start(LOAD, self._key, partial(self._loads.attach, load_id))
 
     async def wait(self, load_id: str, timeout: float) -> BulkLoad:  # noqa: ASYNC109 - it may pass without an error
         """See `TopicLoads.wait`. Holds no thread between two looks."""
@@ -71,7 +75,7 @@ class AsyncLoads:
 
     async def abandon(self, load_id: str) -> BulkLoad:
         """See `TopicLoads.abandon`."""
-        return await self._run(self._loads.abandon, load_id)
+        return await self._workers.run_at(self._key, self._loads.abandon, load_id)
 
     async def backfill(self, backfill_id: str) -> BackfillState:
         """See `TopicLoads.backfill`."""

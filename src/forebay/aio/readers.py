@@ -8,7 +8,7 @@ from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.workers import Workers
 from forebay.arguments import checked_seconds
 from forebay.format.frame.batch import Batch
-from forebay.live import WatchedTopic, Watcher
+from forebay.live import CallKey, WatchedTopic, Watcher
 from forebay.records import EARLIEST, CommitAck, OnGap, Position, Record
 from forebay.storage import Reader
 
@@ -31,7 +31,7 @@ class AsyncReader:
 
     async def ack(self, record: Record, note: str = "") -> int:
         """See `Reader.ack`."""
-        return await self._workers.run(self._reader.ack, record, note)
+        return await self._workers.run_at(self._key(record.partition), self._reader.ack, record, note)
 
     async def ack_up_to(
         self,
@@ -43,13 +43,12 @@ class AsyncReader:
         expected: int | None = None,
     ) -> int:
         """See `Reader.ack_up_to`."""
-        return await self._workers.run(
-            partial(self._reader.ack_up_to, offset, partition, note, ack=ack, expected=expected)
-        )
+        ack_up_to = partial(self._reader.ack_up_to, offset, partition, note, ack=ack, expected=expected)
+        return await self._workers.run_at(self._key(partition), ack_up_to)
 
     async def reset(self, position: Position | int = EARLIEST, partition: int = 0, note: str = "") -> int:
         """See `Reader.reset`."""
-        return await self._workers.run(self._reader.reset, position, partition, note)
+        return await self._workers.run_at(self._key(partition), self._reader.reset, position, partition, note)
 
     async def forget(self) -> None:
         """See `Reader.forget`."""
@@ -60,7 +59,7 @@ class AsyncReader:
     ) -> AsyncStream[Record]:
         """See `Reader.read`."""
         begin = partial(self._reader.read, start=start, partition=partition, on_gap=on_gap)
-        return AsyncStream(Paged(self._workers, begin))
+        return AsyncStream(Paged(self._workers, self._key(partition), begin), self._reader.topic.check_open)
 
     def follow(
         self,
@@ -75,4 +74,8 @@ class AsyncReader:
             checked_seconds("timeout", timeout)
         begin = partial(self._reader.following, start=start, partition=partition, on_gap=on_gap)
         watched = WatchedTopic(self._reader.topic, begin, Batch.records)
-        return AsyncStream(Watcher(self._workers.feeds, [watched], timeout))
+        return AsyncStream(Watcher(self._workers.feeds, [watched], timeout), self._reader.topic.check_open)
+
+    def _key(self, partition: int | None) -> CallKey:
+        """What a call at the topic may wait for."""
+        return CallKey.of(self._reader.topic, partition)

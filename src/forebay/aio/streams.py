@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from forebay.aio.workers import Workers
-from forebay.live import KeptCall
+from forebay.live import CallKey, KeptCall
 from forebay.storage.streams import Stream
 
 T = TypeVar("T")
@@ -33,14 +33,20 @@ class AsyncSource(Protocol[T_co]):
 class AsyncStream(Generic[T]):
     """An asynchronous iterator that may be left and entered again, also after an error. For one task at a time."""
 
-    def __init__(self, source: AsyncSource[T]) -> None:
+    def __init__(self, source: AsyncSource[T], check_open: Callable[[], None]) -> None:
+        """`check_open` raises `Closed` once the log is closed."""
         self._source = source
+        self._check_open = check_open
+        self._is_closed = False
         self._rows: Iterator[T] = iter(())
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
+        if self._is_closed:
+            raise StopAsyncIteration
+        self._check_open()
         for row in self._rows:
             return row
         page = await self._source.next_page()
@@ -51,6 +57,7 @@ class AsyncStream(Generic[T]):
 
     async def aclose(self) -> None:
         """End the stream; harmless when repeated."""
+        self._is_closed = True
         self._source.close()
         self._rows = iter(())
 
@@ -67,10 +74,11 @@ class AsyncStream(Generic[T]):
 class Paged(Generic[T]):
     """The pages of a stream that ends."""
 
-    def __init__(self, workers: Workers, begin: Callable[[], Stream[T]]) -> None:
+    def __init__(self, workers: Workers, key: CallKey, begin: Callable[[], Stream[T]]) -> None:
+        """`key` is what the stream may wait for."""
         self._begin = begin
-        self._begun: KeptCall[Stream[T]] = KeptCall(workers.start_reading)
-        self._pages: KeptCall[list[T]] = KeptCall(workers.start_reading)
+        self._begun: KeptCall[Stream[T]] = KeptCall(workers.start_reading, key)
+        self._pages: KeptCall[list[T]] = KeptCall(workers.start_reading, key)
         self._stream: Stream[T] | None = None
 
     async def begin(self) -> None:

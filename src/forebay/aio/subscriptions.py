@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import ParamSpec, Self, TypeVar, Unpack
 
 from forebay.aio.deadletters import AsyncDeadLetters
-from forebay.aio.reads import UNNAMED
-from forebay.aio.workers import Workers, wake_loop
+from forebay.aio.workers import SHARD, UNNAMED, Workers, wake_loop
 from forebay.arguments import SESSION_TIMEOUT_MS, checked_seconds, checked_session_timeout_ms
 from forebay.errors import Closed, Throttled
+from forebay.live import CallKey
 from forebay.records import LATEST, DeliveredRecord, PeekedPage, Record, Start, SubscriptionLag
 from forebay.storage.subscriptions import (
     LOOK_S,
     UNACKED_MAX,
+    Fetched,
     Subscription,
     SubscriptionDriver,
     attempts_by_partition,
@@ -29,9 +30,14 @@ from forebay.storage.subscriptions import (
     check_consumer,
     checked_delay,
     checked_take,
+    deliveries_of,
     pause_s,
 )
+from forebay.subscriptions.ahead import TakenAhead
 from forebay.topics import SubscriptionChanges, SubscriptionSpec
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class AsyncSubscription:
@@ -40,7 +46,14 @@ class AsyncSubscription:
     def __init__(self, subscription: Subscription, workers: Workers) -> None:
         self._subscription = subscription
         self._workers = workers
-        self._run = workers.run
+
+    @property
+    def _key(self) -> CallKey:
+        """What a call may wait for: consumers acquire the shards of the topic, and others wait for that."""
+        return CallKey.of(self._subscription.driver.topic)
+
+    async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._workers.run_at(self._key, call, *args, **kwargs)
 
     @property
     def name(self) -> str:
@@ -82,7 +95,8 @@ class AsyncSubscription:
         self, records_max: int = 10, *, partition: int | None = None, bytes_max: int | None = None
     ) -> PeekedPage:
         """See `Subscription.peek_page`."""
-        return await self._run(self._subscription.peek_page, records_max, partition=partition, bytes_max=bytes_max)
+        peek = partial(self._subscription.peek_page, records_max, partition=partition, bytes_max=bytes_max)
+        return await self._workers.start_reading(self._key, peek)
 
     async def pause(self) -> None:
         """See `Subscription.pause`."""
@@ -123,10 +137,12 @@ class AsyncConsumer:
         self._unacked_max = unacked_max
         self._workers = workers
         self._who = who
+        self._key = CallKey.of(driver.topic)
         self._attached: int | None = None
         self._is_closed = False
-        self._pulling: asyncio.Future[list[DeliveredRecord]] | None = None
+        self._fetching: asyncio.Future[list[Fetched]] | None = None
         """What a thread reads, or has read last."""
+        self._ahead = TakenAhead(unacked_max)
 
     async def take(
         self, records_max: int = 100, *, wait_s: float = 0.0, bytes_max: int | None = None
@@ -139,6 +155,11 @@ class AsyncConsumer:
         """
         count = checked_take(records_max)
         checked_seconds("wait_s", wait_s)
+        # Of a loop that has ended and is not cleaned up yet.
+        self._give_back_ahead()
+        return await self._take(count, wait_s, bytes_max)
+
+    async def _take(self, count: int, wait_s: float, bytes_max: int | None = None) -> list[DeliveredRecord]:
         await self._attach()
         loop, dispatch = asyncio.get_running_loop(), self._driver.dispatch
         deadline = loop.time() + wait_s
@@ -163,12 +184,27 @@ class AsyncConsumer:
 
     async def each(self, *, wait_s: float | None = None) -> AsyncIterator[DeliveredRecord]:
         """See `Consumer.each`."""
-        while not self._is_closed:
-            found = await self.take(1, wait_s=LOOK_S if wait_s is None else wait_s)
-            if not found and wait_s is not None:
-                return
-            for delivered in found:
-                yield delivered
+        wait_max = LOOK_S if wait_s is None else checked_seconds("wait_s", wait_s)
+        clock, ahead = self._driver.clock, self._ahead
+        self._give_back_ahead()
+        try:
+            while not self._is_closed:
+                delivered = ahead.pop(clock.monotonic(), self._driver.spec.ack_timeout_ms)
+                if delivered is not None:
+                    yield delivered
+                    continue
+                self._give_back_ahead()
+                found = await self._take(self._driver.taken_ahead(ahead), wait_max)
+                if not found and wait_s is not None:
+                    return
+                ahead.put(found, clock.monotonic())
+        finally:
+            self._give_back_ahead()
+
+    def _give_back_ahead(self) -> None:
+        left = self._ahead.clear()
+        if left and self._attached is not None:
+            self._driver.take_back(self._attached, deliveries_of(left))
 
     async def ack(self, *done: DeliveredRecord) -> int:
         """See `Consumer.ack`."""
@@ -208,22 +244,23 @@ class AsyncConsumer:
         """As `nack`, by partition; without `attempts` whichever delivery the consumer holds is refused."""
         return self._driver.nack(self._number, failed, checked_delay(delay_ms), error, attempts)
 
-    def give_back(self, taken: Mapping[int, Sequence[int]]) -> None:
-        """What was taken and not used is due again, as if it had not been delivered."""
-        for partition, offsets in taken.items():
-            self._driver.dispatch.give_back(self._number, partition, offsets)
+    def take_back(self, delivered: Mapping[int, Mapping[int, int]]) -> None:
+        """Deliveries, by partition and offset, that were not used: the records are due as if they had not been made."""
+        self._driver.take_back(self._number, delivered)
 
     async def until_idle(self) -> None:
         """Return when no thread reads for this consumer: what a cancelled take had claimed is given back."""
-        if self._pulling is not None:
-            await asyncio.wait((self._pulling,))
+        if self._fetching is not None:
+            await asyncio.wait((self._fetching,))
 
     async def close(self) -> None:
         """See `Consumer.close`. Goes on in its thread if it is cancelled."""
         self._is_closed = True
+        self._give_back_ahead()
         number, self._attached = self._attached, None
         if number is not None:
-            await self._workers.run(self._driver.detach, number)
+            # However long it takes: no other call does it.
+            await self._workers.start(SHARD, self._key, partial(self._driver.detach, number), is_patient=True)
 
     async def __aenter__(self) -> Self:
         await self._attach()
@@ -243,14 +280,18 @@ class AsyncConsumer:
     async def _attach(self) -> None:
         if self._attached is not None or self._is_closed:
             return
-        attaching = self._workers.start_opening(self._driver.attach, self._name, self._unacked_max)
+        attaching = self._workers.start_opening(self._key, self._driver.attach, self._name, self._unacked_max)
         try:
-            self._attached = await asyncio.shield(attaching)
+            number = await asyncio.shield(attaching)
         except asyncio.CancelledError:
             attaching.add_done_callback(self._leave_late)
             raise
         # A consumer that is dropped without being closed leaves as well; here, no lock may be taken.
-        weakref.finalize(self, self._driver.dispatch.abandon, self._attached)
+        weakref.finalize(self, self._driver.dispatch.abandon, number)
+        self._attached = number
+        if self._is_closed:
+            # By another task meanwhile, which found nothing to leave.
+            await self.close()
 
     def _leave_late(self, attaching: asyncio.Future[int]) -> None:
         """The task that attached this consumer was cancelled meanwhile."""
@@ -267,22 +308,32 @@ class AsyncConsumer:
             return []
 
     async def _pull(self, count: int, bytes_max: int | None) -> list[DeliveredRecord]:
-        """What is due now: from memory in the loop, else by a thread. What a cancelled task pulled is due again."""
+        """What is due now: from memory in the loop, else by a thread. What a cancelled task had read is due again.
+
+        Records are delivered in the loop: until then, nothing has reached the consumer.
+        """
         number = self._number
-        found = self._driver.pull_cached(number, count, bytes_max)
-        if found is not None:
-            return found
-        pulling = self._workers.start_reading(partial(self._driver.pull, number, count, bytes_max), self._who)
-        self._pulling = pulling
+        while True:
+            fetched = self._driver.fetch_cached(number, count, bytes_max)
+            if fetched is None:
+                fetched = await self._fetch(number, count, bytes_max)
+            found = self._driver.deliver(number, fetched)
+            if found or not fetched:
+                return found
+
+    async def _fetch(self, number: int, count: int, bytes_max: int | None) -> list[Fetched]:
+        fetch = partial(self._driver.fetch, number, count, bytes_max)
+        fetching = self._workers.start_reading(self._key, fetch, self._who)
+        self._fetching = fetching
         try:
-            return await asyncio.shield(pulling)
+            return await asyncio.shield(fetching)
         except asyncio.CancelledError:
-            pulling.add_done_callback(partial(self._give_back, number))
+            fetching.add_done_callback(partial(self._give_back, number))
             raise
 
-    def _give_back(self, number: int, pulling: asyncio.Future[list[DeliveredRecord]]) -> None:
-        if not pulling.cancelled() and pulling.exception() is None:
-            self._driver.give_back(number, pulling.result())
+    def _give_back(self, number: int, fetching: asyncio.Future[list[Fetched]]) -> None:
+        if not fetching.cancelled() and fetching.exception() is None:
+            self._driver.give_back(number, fetching.result())
 
 
 def _wake(woken: asyncio.Future[None]) -> None:

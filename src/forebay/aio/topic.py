@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from forebay.aio.deadletters import AsyncDeadLetters
 from forebay.aio.readers import AsyncReader
-from forebay.aio.reads import UNNAMED
 from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.subscriptions import AsyncSubscription
 from forebay.aio.turns import TurnCommits
-from forebay.aio.workers import LOOK_SECONDS, Published, Workers
+from forebay.aio.workers import DELETE, LOOK_SECONDS, UNNAMED, Published, Workers
 from forebay.appends.queue import QueueFull
 from forebay.arguments import checked_arrow, checked_seconds, checked_values
+from forebay.engines import ReadShard
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.frame.batch import Batch
-from forebay.live import Render, WatchedTopic, Watcher
+from forebay.live import CallKey, Render, WatchedTopic, Watcher
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX, Page, Reach
 from forebay.records import (
     EARLIEST,
@@ -38,7 +38,7 @@ from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, BatchAck, Topic
 from forebay.storage.acks import mixed, placed
-from forebay.storage.append import Batched, PreparedBatch, Queueable, Records, check_turns
+from forebay.storage.append import Batched, PreparedBatch, Queueable, Records, ShardNotOpen, check_turns
 from forebay.storage.status import TopicStatus
 from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicSpec
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+READS_MAX: Final = 3
+"""So often a page is read at most while records of its partition end."""
 
 
 class _Opening:
@@ -65,7 +67,6 @@ class AsyncTopic:
     def __init__(self, topic: Topic, settings: Settings, workers: Workers) -> None:
         self._topic = topic
         self._appender = topic.appender
-        self._run = workers.run
         self._workers = workers
         self._timeout = settings.wal.append_timeout_ms / 1000
         self._room_s = workers.room_s
@@ -106,9 +107,11 @@ class AsyncTopic:
 
         Cancelled, it may still become visible, once. While the queue is full it waits without blocking.
         """
-        ack, single = self._appender.prepare(
-            value, key, tag, headers, timestamp, partition, producer, sequence, previous
-        )
+        given = (value, key, tag, headers, timestamp, partition, producer, sequence, previous)
+        try:
+            ack, single = self._appender.prepare(*given, open_only=True)
+        except ShardNotOpen:
+            ack, single = await self._workers.start_opening(self._key(partition), self._appender.prepare, *given)
         try:
             if not self._is_queued(single, self._opening):
                 await self._queue_when_open(single)
@@ -133,9 +136,11 @@ class AsyncTopic:
 
         It waits for nothing but the opening of a shard, and in a server a moment for room in a full queue.
         """
-        ack, single = self._appender.prepare(
-            value, key, tag, headers, timestamp, partition, producer, sequence, previous
-        )
+        given = (value, key, tag, headers, timestamp, partition, producer, sequence, previous)
+        try:
+            ack, single = self._appender.prepare(*given, open_only=True)
+        except ShardNotOpen:
+            ack, single = await self._workers.start_opening(self._key(partition), self._appender.prepare, *given)
         try:
             if not self._is_queued(single, self._opening):
                 await self._queue_when_open(single)
@@ -163,11 +168,13 @@ class AsyncTopic:
                 if self._is_queued(item, ()):
                     return
                 if acquired is None:
-                    acquired = opening.acquired = self._workers.start_opening(self._topic.acquire, partition)
+                    acquired = opening.acquired = self._workers.start_opening(
+                        self._key(partition), self._topic.acquire, partition
+                    )
                 await asyncio.shield(acquired)
                 if not self._is_queued(item, ()):
                     # Lost again at once, or it asks metadata or counts files first: a worker does that, not the loop.
-                    await self._workers.start_opening(self._appender.queue, item)
+                    await self._workers.start_opening(self._key(partition), self._appender.queue, item)
         finally:
             opening.appends -= 1
             if opening.appends == 0:
@@ -244,6 +251,34 @@ class AsyncTopic:
 
         It waits for nothing but the opening of a shard, and in a server a moment for room in a full queue.
         """
+        return await self.append_named_nowait(
+            values,
+            None,
+            keys=keys,
+            tags=tags,
+            headers=headers,
+            timestamps=timestamps,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+            previous=previous,
+        )
+
+    async def append_named_nowait(
+        self,
+        values: Iterable[bytes | None],
+        partitions: Sequence[int | None] | None = None,
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[str | None] | str | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> BatchAck:
+        """As `append_many_nowait`, with the partition that each record names, or `None`: for servers."""
         records = await self._prepared_many(
             values,
             keys=keys,
@@ -255,6 +290,7 @@ class AsyncTopic:
             sequence=sequence,
             previous=previous,
             atomic=True,
+            partitions=partitions,
         )
         return await self._queue_batch(self._appender.prepared(records), is_patient=False)
 
@@ -295,9 +331,15 @@ class AsyncTopic:
         previous: int | None = None,
     ) -> BatchAck:
         """As `append_arrow_nowait`, for rows that are encoded as they are stored: for servers."""
-        records = self._appender.prepare_columns(
-            columns, partition=partition, producer=producer, sequence=sequence, previous=previous
+        prepare = partial(
+            self._appender.prepare_columns,
+            columns,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+            previous=previous,
         )
+        records = await self._prepared(prepare, is_small=True)
         return await self._queue_batch(self._appender.prepared(records), is_patient=False)
 
     async def _prepared_many(
@@ -313,6 +355,7 @@ class AsyncTopic:
         sequence: int | None,
         previous: int | None,
         atomic: bool,
+        partitions: Sequence[int | None] | None = None,
     ) -> Records:
         values = checked_values(values)
         prepare = partial(
@@ -327,9 +370,10 @@ class AsyncTopic:
             sequence=sequence,
             previous=previous,
             atomic=atomic,
+            partitions=partitions,
         )
         is_small = len(values) <= LOOP_RECORDS_MAX and _bytes_of(values) + _bytes_of(keys) <= LOOP_BYTES_MAX
-        return prepare() if is_small else await self._workers.start_encoding(prepare)
+        return await self._prepared(prepare, is_small=is_small)
 
     async def _prepared_arrow(
         self,
@@ -347,9 +391,16 @@ class AsyncTopic:
             sequence=sequence,
             previous=previous,
         )
-        if checked_arrow(batch).num_rows <= LOOP_RECORDS_MAX and batch.nbytes <= LOOP_BYTES_MAX:
-            return prepare()
-        return await self._workers.start_encoding(prepare)
+        is_small = checked_arrow(batch).num_rows <= LOOP_RECORDS_MAX and batch.nbytes <= LOOP_BYTES_MAX
+        return await self._prepared(prepare, is_small=is_small)
+
+    async def _prepared(self, prepare: partial[Records], *, is_small: bool) -> Records:
+        """What an appender prepares: in the loop if it is small, by a worker that may open shards if it has to."""
+        in_loop = partial(prepare, open_only=True)
+        try:
+            return in_loop() if is_small else await self._workers.start_encoding(in_loop)
+        except ShardNotOpen:
+            return await self._workers.start_opening(self._key(), prepare)
 
     async def _append_batch(self, records: Records) -> Sequence[int]:
         """Queue the records, patiently, and wait for all; their offsets in the order given."""
@@ -418,7 +469,7 @@ class AsyncTopic:
     ) -> AsyncStream[Record]:
         """See `Topic.read`. `on_gap` is called in another thread."""
         begin = partial(self._topic.read, start, stop=stop, partition=partition, on_gap=on_gap)
-        return AsyncStream(Paged(self._workers, begin))
+        return AsyncStream(Paged(self._workers, self._key(partition), begin), self._topic.check_open)
 
     async def page(
         self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
@@ -427,7 +478,7 @@ class AsyncTopic:
         page = self.read_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
         if page is None:
             read = partial(self._topic.page, partition, offset, records_max=records_max, bytes_max=bytes_max)
-            page = await self._workers.start_reading(read)
+            page = await self._workers.start_reading(self._key(partition), read)
         return page
 
     def read_cached(
@@ -441,13 +492,25 @@ class AsyncTopic:
     ) -> tuple[Page, Reach]:
         """See `Topic.batch_page`. What is in memory is read in the event loop, the rest by a worker.
 
+        A page whose records may have ended while a worker read it is read again, unless records end all the time.
         `who` asks: reads of callers with a name take turns, and one who has too many waiting is `Throttled`.
         """
-        found = self.batch_page_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
-        if found is None:
-            read = partial(self._topic.batch_page, partition, offset, records_max=records_max, bytes_max=bytes_max)
-            found = await self._workers.start_reading(read, who)
-        return found
+        read = partial(self._topic.batch_page, partition, offset, records_max=records_max, bytes_max=bytes_max)
+        reads = 0
+        while True:
+            cached = self.batch_page_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
+            if cached is not None:
+                return cached
+            before = self._open_shard(partition)
+            found = await self._workers.start_reading(self._key(partition), read, who)
+            reads += 1
+            if before is None or reads == READS_MAX or self._open_shard(partition) == before:
+                return found
+
+    def _open_shard(self, partition: int) -> tuple[ReadShard, object] | None:
+        """The shard of a partition, if it is open here, and what has ended in it; see `ReadShard.ended`."""
+        shard = self._topic.shard_if_open(partition)
+        return None if shard is None else (shard, shard.ended())
 
     def batch_page_cached(
         self, partition: int, offset: int, *, records_max: int, bytes_max: int
@@ -465,7 +528,7 @@ class AsyncTopic:
     ) -> AsyncStream[pa.RecordBatch]:
         """See `Topic.read_arrow`."""
         begin = partial(self._topic.read_arrow, start, stop=stop, partition=partition, on_gap=on_gap)
-        return AsyncStream(Paged(self._workers, begin))
+        return AsyncStream(Paged(self._workers, self._key(partition), begin), self._topic.check_open)
 
     def follow(
         self,
@@ -484,7 +547,7 @@ class AsyncTopic:
             checked_seconds("timeout", timeout)
         begin = partial(self._topic.following, start, partition=partition, on_gap=on_gap)
         watched = WatchedTopic(self._topic, begin, Batch.records)
-        return AsyncStream(Watcher(self._workers.feeds, [watched], timeout))
+        return AsyncStream(Watcher(self._workers.feeds, [watched], timeout), self._topic.check_open)
 
     def watched(self, render: Render[T], start: Start = LATEST) -> WatchedTopic[T]:
         """The topic from `start` on for a watcher of several; see `AsyncLog.watcher`."""
@@ -510,7 +573,7 @@ class AsyncTopic:
             partition=partition,
             on_gap=on_gap,
         )
-        return AsyncStream(Paged(self._workers, begin))
+        return AsyncStream(Paged(self._workers, self._key(partition), begin), self._topic.check_open)
 
     def read_by_tag(
         self,
@@ -523,7 +586,7 @@ class AsyncTopic:
     ) -> AsyncStream[Record]:
         """See `Topic.read_by_tag`. `on_gap` is called in another thread."""
         begin = partial(self._topic.read_by_tag, tag, start=start, limit=limit, partition=partition, on_gap=on_gap)
-        return AsyncStream(Paged(self._workers, begin))
+        return AsyncStream(Paged(self._workers, self._key(partition), begin), self._topic.check_open)
 
     async def lookup_page(
         self,
@@ -548,23 +611,23 @@ class AsyncTopic:
             records_max=records_max,
             bytes_max=bytes_max,
         )
-        return await self._workers.start_reading(look, who)
+        return await self._workers.start_reading(self._key(partition), look, who)
 
     async def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
         """See `Topic.delete_by_key`."""
-        return await self._workers.run_job(partial(self._topic.delete_by_key, key, partition=partition))
+        return await self._delete(partition, partial(self._topic.delete_by_key, key, partition=partition))
 
     async def delete_by_tag(self, tag: str, *, partition: int | None = None) -> int:
         """See `Topic.delete_by_tag`."""
-        return await self._workers.run_job(partial(self._topic.delete_by_tag, tag, partition=partition))
+        return await self._delete(partition, partial(self._topic.delete_by_tag, tag, partition=partition))
 
     async def delete_by_offset(self, start: int, stop: int, partition: int | None = None) -> int:
         """See `Topic.delete_by_offset`."""
-        return await self._workers.run_job(partial(self._topic.delete_by_offset, start, stop, partition))
+        return await self._delete(partition, partial(self._topic.delete_by_offset, start, stop, partition))
 
     async def delete_before(self, offset: int, partition: int | None = None) -> int:
         """See `Topic.delete_before`."""
-        return await self._run(self._topic.delete_before, offset, partition)
+        return await self._delete(partition, partial(self._topic.delete_before, offset, partition))
 
     def reader(self, name: str) -> AsyncReader:
         """See `Topic.reader`."""
@@ -574,16 +637,17 @@ class AsyncTopic:
         self, name: str, *, start: Start = LATEST, **options: Unpack[SubscriptionOptions]
     ) -> AsyncSubscription:
         """See `Topic.subscribe`."""
-        subscription = await self._run(partial(self._topic.subscribe, name, start=start, **options))
+        subscribe = partial(self._topic.subscribe, name, start=start, **options)
+        subscription = await self._workers.run_at(self._key(), subscribe)
         return AsyncSubscription(subscription, self._workers)
 
     async def subscription(self, name: str) -> AsyncSubscription:
         """See `Topic.subscription`."""
-        return AsyncSubscription(await self._run(self._topic.subscription, name), self._workers)
+        return AsyncSubscription(await self._workers.run(self._topic.subscription, name), self._workers)
 
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """See `Topic.subscriptions`."""
-        return await self._run(self._topic.subscriptions)
+        return await self._workers.run(self._topic.subscriptions)
 
     def dead_letters(self) -> AsyncDeadLetters:
         """See `Topic.dead_letters`."""
@@ -591,11 +655,15 @@ class AsyncTopic:
 
     async def acquire(self, partition: int | None = None) -> None:
         """See `Topic.acquire`."""
-        await self._run(self._topic.acquire, partition)
+        await self._workers.start_opening(self._key(partition), self._topic.acquire, partition)
 
     async def offsets(self, partition: int = 0) -> Offsets:
         """See `Topic.offsets`."""
-        return await self._run(self._topic.offsets, partition)
+        return await self._workers.run_at(self._key(partition), self._topic.offsets, partition)
+
+    async def read_ends(self, partitions: Sequence[int]) -> list[int]:
+        """See `Topic.read_ends`."""
+        return await self._workers.run_at(self._key(), self._topic.read_ends, partitions)
 
     async def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """Where the records of these partitions end for readers.
@@ -610,45 +678,55 @@ class AsyncTopic:
 
     async def offset_at_time(self, timestamp: int, partition: int = 0, *, who: str = UNNAMED) -> int | None:
         """See `Topic.offset_at_time`, and `batch_page` here for `who`."""
-        return await self._workers.start_reading(partial(self._topic.offset_at_time, timestamp, partition), who)
+        find = partial(self._topic.offset_at_time, timestamp, partition)
+        return await self._workers.start_reading(self._key(partition), find, who)
 
     async def last_sequence(self, producer: int, partition: int = 0) -> int | None:
         """See `Topic.last_sequence`."""
-        return await self._run(self._topic.last_sequence, producer, partition)
+        return await self._workers.run_at(self._key(partition), self._topic.last_sequence, producer, partition)
 
     async def recovery(self, partition: int = 0) -> RecoveryDecision:
         """See `Topic.recovery`."""
-        return await self._run(self._topic.recovery, partition)
+        return await self._workers.run_at(self._key(partition), self._topic.recovery, partition)
 
     async def epoch(self, partition: int = 0) -> int:
         """See `Topic.epoch`."""
-        return await self._run(self._topic.epoch, partition)
+        return await self._workers.run_at(self._key(partition), self._topic.epoch, partition)
 
     async def resolve(self, position: Position | int, partition: int = 0, *, who: str = UNNAMED) -> int:
         """See `Topic.resolve`, and `batch_page` here for `who`."""
         if isinstance(position, Position) and position.kind == "time":
-            return await self._workers.start_reading(partial(self._topic.resolve, position, partition), who)
-        return await self._run(self._topic.resolve, position, partition)
+            resolve = partial(self._topic.resolve, position, partition)
+            return await self._workers.start_reading(self._key(partition), resolve, who)
+        return await self._workers.run_at(self._key(partition), self._topic.resolve, position, partition)
 
     async def failure(self, partition: int = 0) -> str | None:
         """See `Topic.failure`."""
-        return await self._run(self._topic.failure, partition)
+        return await self._workers.run_at(self._key(partition), self._topic.failure, partition)
 
     async def status(self) -> TopicStatus:
         """See `Topic.status`."""
-        return await self._run(self._topic.status)
+        return await self._workers.run_at(self._key(), self._topic.status)
 
     async def export_failure(self, partition: int = 0) -> str | None:
         """See `Topic.export_failure`."""
-        return await self._run(self._topic.export_failure, partition)
+        return await self._workers.run_at(self._key(partition), self._topic.export_failure, partition)
 
     async def flush(self) -> None:
         """See `Topic.flush`."""
-        await self._run(self._topic.flush)
+        await self._workers.run_at(self._key(), self._topic.flush)
 
     async def rotate(self) -> None:
         """See `Topic.rotate`."""
-        await self._run(self._topic.rotate)
+        await self._workers.run_at(self._key(), self._topic.rotate)
+
+    def _key(self, partition: int | None = None) -> CallKey:
+        """What a call at a partition, or at any of the topic, may wait for."""
+        return CallKey.of(self._topic, partition)
+
+    async def _delete(self, partition: int | None, call: Callable[[], int]) -> int:
+        """What a call comes to that ends records, in a thread for that."""
+        return await self._workers.start(DELETE, self._key(partition), call)
 
 
 def _bytes_of(column: Sequence[bytes | None] | None) -> int:

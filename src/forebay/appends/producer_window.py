@@ -8,10 +8,11 @@ Sequences of a producer rise; an append names the one before it, so they need no
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.errors import Conflict
 from forebay.format.control.frames import WindowEntry
@@ -20,20 +21,53 @@ NONE_BEFORE: Final = -1
 """Named as the previous sequence: the producer has appended nothing to this shard."""
 ANY_BEFORE: Final = -2
 """Named as the previous sequence: any lower one, for a batch whose records fall into several partitions."""
+CALL_IDS: Final = 2**62
+"""Producers from this id on number their appends over all partitions of a topic, not in each: see `numbers_calls`."""
 KEY_IDS: Final = 2**63
 """Producers from this id on stand for hashed keys. They are remembered apart, so that clients never displace them."""
 ROUTER_IDS: Final = 2**63 + 2**62
-"""Producers from this id on are routers, remembered apart once more: no number of keys displaces one."""
+"""Producers from this id on are routers, senders of dead letters, replays and copies, remembered apart once more."""
+
+
+CHECKSUMS_MAX: Final = 64
+"""So many of a producer's newest appends are compared with their repeats, besides by their number of records."""
+
+
+class ReservedProducer(int):
+    """The id of a producer that Forebay itself is. It may lie from `KEY_IDS` on, where no id of a caller may.
+
+    Appends ask for the type. No id that comes from a caller, whichever way, is of it.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of_key(cls, digest: bytes) -> ReservedProducer:
+        """The producer that stands for a hashed idempotency key."""
+        return cls(KEY_IDS + int.from_bytes(digest) % (ROUTER_IDS - KEY_IDS))
+
+    @classmethod
+    def of_worker(cls, text: str) -> ReservedProducer:
+        """The producer that a router, a sender of dead letters, a replay or a copy is; the text names it."""
+        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        return cls(ROUTER_IDS + drawn % (2**64 - ROUTER_IDS))
+
+
+def is_worker(producer: int | None) -> bool:
+    """Whether a producer whose id was checked is one that copies records: a router, a sender of dead letters, …"""
+    return producer is not None and producer >= ROUTER_IDS
 
 
 class Producer:
     """The last appends of one producer, newest right, as runs of equal appends."""
 
-    __slots__ = ("appends", "runs")
+    __slots__ = ("appends", "checksums", "runs")
 
     def __init__(self) -> None:
         self.runs: deque[WindowEntry] = deque()
         self.appends = 0
+        self.checksums: dict[int, int] = {}
+        """Of the newest appends that this process has seen, by sequence: the checksum of their records."""
 
     def last(self) -> int:
         """The highest sequence seen."""
@@ -51,6 +85,12 @@ class Producer:
         """The sequences that are remembered, oldest first."""
         for run in self.runs:
             yield from range(run.sequence, run.sequence + run.appends)
+
+    def note(self, sequence: int, checksum: int) -> None:
+        """Remember what an append held; forget the oldest beyond `CHECKSUMS_MAX`."""
+        self.checksums[sequence] = checksum
+        if len(self.checksums) > CHECKSUMS_MAX:
+            del self.checksums[next(iter(self.checksums))]
 
     def add(self, entry: WindowEntry, appends_max: int) -> None:
         """Remember later appends; forget the oldest beyond the limit."""
@@ -85,6 +125,15 @@ def _continues(newest: WindowEntry, entry: WindowEntry) -> bool:
     )
 
 
+class Recalled(NamedTuple):
+    """What a shard knows of a producer, and of one of its appends."""
+
+    last: int
+    """Its highest sequence, on its way or acknowledged."""
+    records: int | None
+    """How many records the append has; `None` if it is not remembered, or was never here."""
+
+
 class ProducerWindow:
     """(producer, sequence) → original offset for the most recent producers of a shard.
 
@@ -103,7 +152,13 @@ class ProducerWindow:
         """Appends may be missing, of producers that are not known here: damage has taken them."""
 
     def expect(
-        self, producer: int, sequence: int, previous: int | None, last_queued: int | None, count: int = 1
+        self,
+        producer: int,
+        sequence: int,
+        previous: int | None,
+        last_queued: int | None,
+        count: int = 1,
+        checksum: int | None = None,
     ) -> int | None:
         """`None` if this is the producer's next append, the original offset if it is a remembered repeat.
 
@@ -113,17 +168,8 @@ class ProducerWindow:
         store a record twice or hide that one is missing.
         """
         known = self._part(producer).get(producer)
-        if known is None and last_queued is None and self.is_partial:
-            raise Conflict(
-                f"whether producer {producer} repeats sequence {sequence} is not known, because the log or its history "
-                'is damaged where its appends may be: nothing is stored. Run "forebay verify", put right what it names '
-                "and open the log again before more is appended; or go on with "
-                '"forebay topic export NAME --accept-damage" (accept_damage=True): then producers that are not known '
-                "begin at 0, and a repeat of theirs is stored again",
-                producer=producer,
-                sequence=sequence,
-            )
-        last = last_queued if last_queued is not None else (known.last() if known else NONE_BEFORE)
+        recalled = self.recall(producer, sequence, last_queued)
+        last = NONE_BEFORE if recalled is None else recalled.last
         if sequence > last:
             if previous is None:
                 previous = sequence - 1
@@ -138,15 +184,48 @@ class ProducerWindow:
                 "topic to find it",
                 producer=producer,
                 sequence=sequence,
+                kind="too_old",
             )
         check_repeat(producer, sequence, original[1], count)
+        if known is not None:
+            check_content(producer, sequence, known.checksums.get(sequence), checksum)
         return original[0]
 
-    def add(self, entry: WindowEntry) -> None:
-        """Remember acknowledged appends. Forgets the producer that has been silent longest beyond the limit."""
+    def recall(self, producer: int, sequence: int, last_queued: int | None = None) -> Recalled | None:
+        """What is known of the producer and of its append with this sequence; `None` if it is not known here.
+
+        `Conflict` where damage may have taken it.
+        """
+        known = self._part(producer).get(producer)
+        if known is not None:
+            append = known.append_of(sequence)
+            last = known.last() if last_queued is None else last_queued
+            return Recalled(last, None if append is None else append[1])
+        if last_queued is not None:
+            return Recalled(last_queued, None)
+        if self.is_partial:
+            raise Conflict(
+                f"whether producer {producer} repeats sequence {sequence} is not known, because the log or its history "
+                'is damaged where its appends may be: nothing is stored. Run "forebay verify", put right what it names '
+                "and open the log again before more is appended; or go on with "
+                '"forebay topic export NAME --accept-damage" (accept_damage=True): then producers that are not known '
+                "begin at 0, and a repeat of theirs is stored again",
+                producer=producer,
+                sequence=sequence,
+                kind="undecided",
+            )
+        return None
+
+    def add(self, entry: WindowEntry, checksum: int | None = None) -> None:
+        """Remember acknowledged appends. Forgets the producer that has been silent longest beyond the limit.
+
+        `checksum` is that of the records of one append, where it is known.
+        """
         part = self._part(entry.producer)
         known = part.get(entry.producer) or Producer()
         known.add(entry, self._appends_max)
+        if checksum is not None:
+            known.note(entry.sequence, checksum)
         # Only now: a producer in the window has at least one append, whatever interrupts this.
         part[entry.producer] = known
         part.move_to_end(entry.producer)
@@ -157,6 +236,19 @@ class ProducerWindow:
         """Add many, in the order in which they were acknowledged."""
         for entry in entries:
             self.add(entry)
+
+    def restore(self, found: ProducerWindow) -> None:
+        """Go by what another window knows, as the log does that it was read from; checksums stay where both agree."""
+        checksums = {
+            producer: known.checksums for part in self._parts for producer, known in part.items() if known.checksums
+        }
+        self.clear()
+        self.extend(found.entries())
+        for producer, noted in checksums.items():
+            known = self._part(producer).get(producer)
+            if known is not None:
+                last = known.last()
+                known.checksums = {sequence: checksum for sequence, checksum in noted.items() if sequence <= last}
 
     @property
     def producers(self) -> int:
@@ -202,6 +294,15 @@ class ProducerWindow:
         return self._parts[_part_of(producer)]
 
 
+def numbers_calls(producer: int) -> bool:
+    """Whether one sequence of this producer names one call, whichever partitions its records fall into.
+
+    So do the producers of clients, and those that stand for hashed keys. Other producers count in each partition by
+    itself: there the same sequence in two partitions names two appends.
+    """
+    return CALL_IDS <= producer < ROUTER_IDS
+
+
 def _part_of(producer: int) -> int:
     """Which part of a window remembers this producer."""
     return (producer >= KEY_IDS) + (producer >= ROUTER_IDS)
@@ -219,7 +320,20 @@ def _out_of_step(producer: int, sequence: int, previous: int, last: int) -> Conf
         producer=producer,
         sequence=sequence,
         expected=last + 1,
+        kind="out_of_order" if last >= 0 else "unknown_producer",
     )
+
+
+def check_content(producer: int, sequence: int, original: int | None, checksum: int | None) -> None:
+    """`Conflict` if a repeat has other records than its original, as far as both checksums are known."""
+    if original is not None and checksum is not None and original != checksum:
+        raise Conflict(
+            f"producer {producer} repeats sequence {sequence} with other records than it was sent with first, which "
+            "are stored: a repeat has the same records; give a new append the next sequence",
+            producer=producer,
+            sequence=sequence,
+            kind="other_records",
+        )
 
 
 def check_repeat(producer: int, sequence: int, original: int, count: int) -> None:
@@ -230,4 +344,5 @@ def check_repeat(producer: int, sequence: int, original: int, count: int) -> Non
             ": a repeat has the same records; give a new append the next sequence",
             producer=producer,
             sequence=sequence,
+            kind="other_records",
         )

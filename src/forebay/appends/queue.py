@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from forebay.appends.budget import STEP_BYTES, QueueBudget
 from forebay.appends.callbacks import Answered
-from forebay.appends.producer_window import ProducerWindow, check_repeat
+from forebay.appends.producer_window import ProducerWindow, Recalled, check_content, check_repeat
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.errors import ForebayError, Throttled, Unavailable
-from forebay.format.columns.rows import ColumnBytes, Columns, encode_columns, encode_row
+from forebay.format.columns.rows import ColumnBytes, Columns, content_checksum, encode_columns, encode_row
 from forebay.format.control.frames import WindowEntry
 from forebay.locks import Rank, RankedRLock
 from forebay.records import Headers, Run
 from forebay.settings import WalSettings
+
+T = TypeVar("T")
 
 ROW_BYTES = 16
 """What a record costs in a frame beside its own bytes: timestamp and one offset, roughly."""
@@ -50,6 +53,15 @@ class Producing(NamedTuple):
     sequence: int
     previous: int | None = None
     """The sequence of the producer's last append to the shard; `None` for the one before `sequence`."""
+    generation: int | None = None
+    """Of an append that a hash has placed and that is looked for before: by which generation of partitions that was."""
+
+
+class ProducedAppend(NamedTuple):
+    """An idempotent append that waits, and the checksum of its records."""
+
+    ticket: Ticket
+    checksum: int
 
 
 class QueuedRecord(NamedTuple):
@@ -110,12 +122,33 @@ class PendingFrame:
         """The appends in it, in offset order."""
         return [self.ticket] if self.ticket is not None else [entry.ticket for entry in self.entries]
 
+    def below(self, end: int) -> PendingFrame:
+        """The single records in it below `end`, as a frame of their own."""
+        return self._of(self.base, self.entries[: end - self.base])
+
+    def from_on(self, start: int) -> PendingFrame:
+        """The single records in it from `start` on, as a frame of their own."""
+        return self._of(start, self.entries[start - self.base :])
+
+    def _of(self, base: int, entries: list[QueuedRecord]) -> PendingFrame:
+        part = PendingFrame(base)
+        part.entries, part.produced = entries, self.produced
+        part.size = sum(record_bytes(*entry[:4]) for entry in entries)
+        return part
+
 
 class AppendQueue:
     """The bounded queue of a shard."""
 
-    def __init__(self, next_offset: int, window: ProducerWindow, settings: WalSettings, budget: QueueBudget) -> None:
-        """`budget` bounds this queue and all others of the process together."""
+    def __init__(
+        self,
+        next_offset: int,
+        window: ProducerWindow,
+        settings: WalSettings,
+        budget: QueueBudget,
+        generation: int = 0,
+    ) -> None:
+        """`budget` bounds this queue and all others of the process together; for `generation` see `recall`."""
         self.lock = RankedRLock(Rank.QUEUE, "appends.queue")
         """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
         self.is_inside = is_inside(self.lock)
@@ -132,13 +165,19 @@ class AppendQueue:
         """How much of the share is for what waits; the rest is for `taken`."""
         self._passing: int | None = None
         """The offset of the record that is being written without having waited here."""
-        self._queued: dict[int, dict[int, Ticket]] = {}
-        self._failing: list[tuple[list[PendingFrame], ForebayError]] = []
+        self._queued: dict[int, dict[int, ProducedAppend]] = {}
+        self._failing: list[tuple[list[PendingFrame], ForebayError | None]] = []
+        """Appends whose outcome is known and not said yet; without an error where they are acknowledged and wait on."""
+        self._kept: int | None = None
+        """The first record that a commit could not write, and that waits on: until it is written, what is taken counts
+        as waiting. Else each commit that fails would let in as much again."""
         self.refusal: ForebayError | None = None
         """Every append is answered with this error. The owner of the queue assigns it, in one statement with its own
         state; what was queued a moment before is still written or failed by the owner's next step."""
         self._held: ForebayError | None = None
         """The same while the log pauses, whatever else is the case."""
+        self._looked = generation
+        """The newest generation of partitions whose appends were looked for here, or that the shard knows."""
 
     @property
     def next(self) -> int:
@@ -155,6 +194,15 @@ class AppendQueue:
     def is_empty(self) -> bool:
         return self._frames[-1].end == self._frames[0].base
 
+    def if_idle_at(self, offset: int, step: Callable[[], T]) -> T | None:
+        """What `step` gives, run before the next append is queued; `None` unless that gets `offset` and none waits.
+
+        For the thread that holds the commit lock. `step` must not wait.
+        """
+        with self.lock:
+            is_idle = self.is_empty and not self.taken and not self._failing and self._passing is None
+            return step() if is_idle and self.next == offset else None
+
     def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """Queue one record. On return it has its offset (`ticket.offset`); nothing is written yet.
 
@@ -170,9 +218,10 @@ class AppendQueue:
                     self._admit(1, size)
                 return self._enter(entry, size)
             self._refuse()
-            if not self._repeats(entry.producing, entry.ticket, 1):
+            append = ProducedAppend(entry.ticket, content_checksum(encode_row(entry[:5])))
+            if not self._repeats(entry.producing, append, 1):
                 self._admit(1, size)
-                return self._enter_producing(entry.producing, entry.ticket, entry, size)
+                return self._enter_producing(entry.producing, append, entry, size)
         return _answered(entry.ticket)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
@@ -184,10 +233,31 @@ class AppendQueue:
                 self._admit(columns.count, columns.size)
                 return self._enter_columns(columns, None, ticket)
             self._refuse()
-            if not self._repeats(producing, ticket, columns.count):
+            append = ProducedAppend(ticket, content_checksum(columns))
+            if not self._repeats(producing, append, columns.count):
                 self._admit(columns.count, columns.size)
-                return self._enter_producing(producing, ticket, columns, columns.size)
+                return self._enter_producing(producing, append, columns, columns.size)
         return _answered(ticket)
+
+    def recall(self, producing: Producing) -> Recalled | None:
+        """What is known of a producer and of this append, on its way or acknowledged; `None` if nothing is.
+
+        From now on an append of an older generation of partitions than this one is refused here, unless it repeats:
+        the append that is looked for cannot come in behind the look. `Conflict` where damage may have taken it.
+        """
+        if self.is_inside():
+            raise Unavailable(INSIDE)
+        with self.lock:
+            self._looked = max(self._looked, producing.generation or 0)
+            queued = self._queued.get(producing.producer, {})
+            known = self.window.recall(producing.producer, producing.sequence, next(reversed(queued), None))
+            original = queued.get(producing.sequence)
+            return known if known is None or original is None else known._replace(records=original.ticket.count)
+
+    def adopt_generation(self, generation: int) -> None:
+        """Refuse appends that an older generation of partitions has placed, unless they repeat."""
+        with self.lock:
+            self._looked = max(self._looked, generation)
 
     def pass_by(self, offset: int) -> bool:
         """Give `offset` to a record that is written at once; false if it must wait here like others, or be refused.
@@ -225,7 +295,19 @@ class AppendQueue:
             else:
                 following = waiting[0].base + len(waiting[0].entries)
             self.taken, self._frames = waiting, [PendingFrame(following)]
-            self.bytes = self._allowed = 0
+            if self._kept is None:
+                self.bytes = self._allowed = 0
+
+    def take_below(self, end: int) -> None:
+        """Move the appends that end at or below `end` to `taken`; the others wait on. Else as `take`."""
+        if self._failing:
+            self._finish_failed()
+        with self.lock:
+            taken, waiting = _divided(self._frames, end)
+            self.taken, self._frames = taken, waiting or [PendingFrame(self._frames[-1].end)]
+            if self._kept is None:
+                size = sum(frame.size for frame in waiting)
+                self.bytes, self._allowed = size, min(size, self._allowed)
 
     def acknowledge(self) -> None:
         """All of `taken` is published: remember its producers and acknowledge. May be repeated if it was cut short."""
@@ -233,6 +315,9 @@ class AppendQueue:
             for frame in self.taken:
                 if frame.produced:
                     self._remember(frame)
+            if self._kept is not None and self.taken:
+                size = sum(frame.size for frame in self._frames)
+                self._kept, self.bytes, self._allowed = None, size, min(size, self._allowed)
             if self._share.bytes != self._allowed:
                 self._share.budget.shrink(self._share, self._allowed)
         for frame in self.taken:
@@ -242,30 +327,59 @@ class AppendQueue:
                 entry.ticket.finish(None, self.due)
         self.taken = []
 
-    def fail(self, written: ForebayError, queued: ForebayError, next_offset: int) -> None:
-        """Fail what was taken with one error and what still waits with another; go on at `next_offset`."""
+    def fail(
+        self, written: ForebayError, queued: ForebayError, next_offset: int, *, kept_end: int | None = None
+    ) -> None:
+        """Fail what was taken with one error and what still waits with another; go on at `next_offset`.
+
+        Appends that end at or below `kept_end` do not fail: they are acknowledged and wait on, at their offsets, and
+        the queue goes on behind them.
+        """
         with self.lock:
+            kept, taken = _divided(self.taken, kept_end)
+            also_kept, waiting = _divided(self._frames, kept_end)
+            kept += also_kept
+            size = sum(frame.size for frame in kept)
+            allowed = min(size, self._share.bytes)
+            following = PendingFrame(kept[-1].end if kept else next_offset)
+            by_producer = _by_producer(kept, self._queued)
             # One statement: an exception (Ctrl-C) finds every append either waiting or failing, never in between.
-            self._failing, self.taken, self._frames, self._queued, self.bytes, self._allowed, self._passing = (
-                [*self._failing, (self.taken, written), (self._frames, queued)],
+            (
+                self._failing,
+                self.taken,
+                self._frames,
+                self._kept,
+                self._queued,
+                self.bytes,
+                self._allowed,
+                self._passing,
+            ) = (
+                [*self._failing, (taken, written), (waiting, queued), (kept, None)],
                 [],
-                [PendingFrame(next_offset)],
-                {},
-                0,
-                0,
+                [*kept, following],
+                kept[0].base if kept else None,
+                by_producer,
+                size,
+                allowed,
                 None,
             )
-            self._share.budget.shrink(self._share, 0)
+            self._share.budget.shrink(self._share, allowed)
         self._finish_failed()
 
     def _finish_failed(self) -> None:
-        """Answer the appends that have failed. Cut short, the next commit answers the rest."""
+        """Answer the appends that have failed, or wait on. Cut short, the next commit answers the rest."""
         while self._failing:
             frames, error = self._failing[0]
             for frame in frames:
                 for ticket in frame.tickets():
                     ticket.finish(error, self.due)
             self._failing = self._failing[1:]
+
+    def last_sequence(self, producer: int) -> int | None:
+        """The newest sequence of a producer, of what waits or else of what was written."""
+        with self.lock:
+            queued = self._queued.get(producer)
+            return next(reversed(queued)) if queued else self.window.last_sequence(producer)
 
     def hold(self, refusal: ForebayError | None) -> None:
         """Answer appends with this error, beside `refusal`, for a caller that lets the log pause; `None` ends it."""
@@ -291,13 +405,16 @@ class AppendQueue:
         return isinstance(self._held, Paused)
 
     def restart_at(self, next_offset: int, window: ProducerWindow | None = None) -> None:
-        """Go on at this offset, with what the log remembers of producers if that changed. Only while nothing waits."""
+        """Go on at this offset, with what the log remembers of producers if that changed.
+
+        Where acknowledged appends wait on, the first of them is at this offset.
+        """
         with self.lock:
-            assert self.is_empty
-            self._frames = [PendingFrame(next_offset)]
+            if self.is_empty:
+                self._frames = [PendingFrame(next_offset)]
+            assert self._frames[0].base == next_offset, "what waits on keeps its offsets"
             if window is not None:
-                self.window.clear()
-                self.window.extend(window.entries())
+                self.window.restore(window)
 
     def _refuse(self) -> None:
         """Raise why the shard takes no appends, if so."""
@@ -309,7 +426,7 @@ class AppendQueue:
         """See that there is room, and charge the budget, for an append that enters now: not for one that repeats."""
         if self.refusal is not None or self._held is not None:
             self._refuse()
-        waiting = self._frames[-1].end - self._frames[0].base
+        waiting = self._frames[-1].end - (self._frames[0].base if self._kept is None else self._kept)
         if waiting and (
             waiting + count > self._settings.queue_records_max or self.bytes + size > self._settings.queue_bytes_max
         ):
@@ -357,32 +474,34 @@ class AppendQueue:
         return ticket
 
     def _enter_producing(
-        self, producing: Producing, ticket: Ticket, content: QueuedRecord | ColumnBytes, size: int
+        self, producing: Producing, append: ProducedAppend, content: QueuedRecord | ColumnBytes, size: int
     ) -> Ticket:
         queued = self._queued.setdefault(producing.producer, {})
         try:
-            queued[producing.sequence] = ticket
+            queued[producing.sequence] = append
             if isinstance(content, QueuedRecord):
                 return self._enter(content, size)
-            return self._enter_columns(content, producing, ticket)
+            return self._enter_columns(content, producing, append.ticket)
         except BaseException:
-            if ticket not in self._frames[-1].tickets():
+            if append.ticket not in self._frames[-1].tickets():
                 queued.pop(producing.sequence, None)
             raise
 
-    def _repeats(self, producing: Producing, ticket: Ticket, count: int) -> bool:
+    def _repeats(self, producing: Producing, append: ProducedAppend, count: int) -> bool:
         """False for the producer's next append; a repeat gets its offset or follows the original."""
         queued = self._queued.get(producing.producer, {})
         original = queued.get(producing.sequence)
         if original is not None:
-            check_repeat(producing.producer, producing.sequence, original.count, count)
-            original.follow(ticket)
+            check_repeat(producing.producer, producing.sequence, original.ticket.count, count)
+            check_content(producing.producer, producing.sequence, original.checksum, append.checksum)
+            original.ticket.follow(append.ticket)
             return True
         # Sequences rise, so the one queued last is the highest.
-        offset = self.window.expect(*producing, next(reversed(queued), None), count)
+        offset = self.window.expect(*producing[:3], next(reversed(queued), None), count, append.checksum)
         if offset is None:
+            check_generation(producing, self._looked)
             return False
-        ticket.offset = offset
+        append.ticket.offset = offset
         return True
 
     def _remember(self, frame: PendingFrame) -> None:
@@ -390,13 +509,58 @@ class AppendQueue:
         for run in frame.runs():
             if run.producer:
                 last = self.window.last_sequence(run.producer)
-                if last is None or last < run.sequence:
-                    self.window.add(WindowEntry(run.producer, run.sequence, 1, run.count, offset))
                 queued = self._queued.get(run.producer, {})
+                if last is None or last < run.sequence:
+                    append = queued.get(run.sequence)
+                    checksum = None if append is None else append.checksum
+                    self.window.add(WindowEntry(run.producer, run.sequence, 1, run.count, offset), checksum)
                 queued.pop(run.sequence, None)
                 if not queued:
                     self._queued.pop(run.producer, None)
             offset += run.count
+
+
+def check_generation(producing: Producing, newest: int) -> None:
+    """`Unavailable` for an append that a hash has placed among fewer partitions than there are.
+
+    A repeat of it, placed by all of them, may have been looked for here before, and not been found.
+    """
+    if producing.generation is not None and producing.generation < newest:
+        raise Unavailable(
+            f"partitions were added to the topic while the append of producer {producing.producer} with sequence "
+            f"{producing.sequence} was on its way: nothing was done; send it again"
+        )
+
+
+def _divided(frames: list[PendingFrame], end: int | None) -> tuple[list[PendingFrame], list[PendingFrame]]:
+    """The appends that end at or below `end`, and the others; empty frames left out."""
+    below: list[PendingFrame] = []
+    above: list[PendingFrame] = []
+    for frame in frames:
+        if frame.end == frame.base:
+            continue
+        if end is None or frame.base >= end:
+            above.append(frame)
+        elif frame.end <= end:
+            below.append(frame)
+        elif frame.columns is not None:
+            above.append(frame)
+        else:
+            below.append(frame.below(end))
+            above.append(frame.from_on(end))
+    return below, above
+
+
+def _by_producer(
+    frames: list[PendingFrame], queued: dict[int, dict[int, ProducedAppend]]
+) -> dict[int, dict[int, ProducedAppend]]:
+    """Those of the queued appends that are in the frames, by producer and sequence."""
+    found: dict[int, dict[int, ProducedAppend]] = {}
+    for frame in frames:
+        for run in frame.runs() if frame.produced else ():
+            if run.producer:
+                found.setdefault(run.producer, {})[run.sequence] = queued[run.producer][run.sequence]
+    return found
 
 
 def _answered(ticket: Ticket) -> Ticket:

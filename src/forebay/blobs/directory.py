@@ -195,6 +195,18 @@ class DirectoryStore:
                         cleared += 1
         return cleared
 
+    def unfinished(self) -> Sequence[tuple[str, int]]:
+        """The files that uploads which are under way, or that a crash cut short, have written: path and when (ms)."""
+        self._alive()
+        found = []
+        with self._named("list uploads"):
+            names = self._disk.list_directory(self._uploads) if self._disk.exists(self._uploads) else []
+            for name in names:
+                path = posixpath.join(self._uploads, name)
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path, self._disk.modified_ms(path)))
+        return found
+
     def close(self) -> None:
         self._closed = True
 

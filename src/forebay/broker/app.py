@@ -12,7 +12,7 @@ import ipaddress
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from forebay.broker.routes import FoundRoute, Route, Router
 from forebay.broker.traffic import LoopLag, SeenRequest, Traffic
 from forebay.clock import Clock
 from forebay.errors import Closed, Forbidden, ForebayError, NotReady, Unauthenticated
-from forebay.service.principals import AccessScope, Principal
+from forebay.service.principals import AccessScope, Principal, may
 from forebay.service.quotas import Admission, QuotaCounts
 from forebay.service.service import Service
 from forebay.settings import ServerSettings
@@ -53,6 +53,8 @@ PIECE_BYTES: Final = 1024 * 1024
 """What is sent of a larger answer at once."""
 RIGHTS_SECONDS: Final = 0.25
 """How often the broker looks whether tokens have changed, for the sake of answers that last."""
+DEGRADED_SECONDS: Final = 1.0
+"""How often it looks whether the topics of shards that could not be opened still exist, while there are some."""
 
 
 class BrokerPhase(enum.Enum):
@@ -103,12 +105,12 @@ class Broker:
         self.phase = BrokerPhase.STARTING
         self.progress = 0.0
         """How far the recovery is, from 0 to 1."""
-        self.recovered: Recovered | None = None
-        """What became of the shards, once that is known."""
+        self._failed: tuple[FailedShard, ...] = ()
+        """Shards that could not be opened at the start, until one is found open or its topic deleted."""
         self.settings = settings
         self.clock = clock
         self.guard = guard
-        self.lag = LoopLag()
+        self.lag = LoopLag(clock)
         self.traffic = Traffic(clock)
         self.routes = tuple(routes)
         self._began = clock.monotonic()
@@ -131,11 +133,19 @@ class Broker:
 
     @property
     def degraded(self) -> tuple[FailedShard, ...]:
-        """Shards that could not be opened, and were not since."""
+        """Shards that could not be opened, and were not found open since: one that was may be given up in order.
+
+        Those of topics that were deleted are forgotten by `forget_deleted`, within a second.
+        """
         service = self._service
-        if self.recovered is None or service is None:
-            return ()
-        return tuple(failed for failed in self.recovered.failed if not service.is_open(failed.ref))
+        if service is not None:
+            self._failed = tuple(failed for failed in self._failed if not service.is_open(failed.ref))
+        return self._failed
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether shards could not be opened, or so many calls hang that others at their topics are refused."""
+        return bool(self.degraded) or (self._service is not None and self._service.is_degraded)
 
     def quota_counts(self) -> QuotaCounts:
         """What callers have under way."""
@@ -170,7 +180,7 @@ class Broker:
 
     def become_ready(self, service: Service, recovered: Recovered) -> None:
         """Serve all routes from now on."""
-        self._service, self.recovered, self.progress = service, recovered, 1.0
+        self._service, self._failed, self.progress = service, tuple(recovered.failed), 1.0
         if self.phase is BrokerPhase.STARTING:
             self.phase = BrokerPhase.READY
 
@@ -204,6 +214,21 @@ class Broker:
         while True:
             await asyncio.sleep(RIGHTS_SECONDS)
             self.check_rights()
+
+    async def watch_degraded(self) -> None:
+        """Forget shards that could not be opened once their topics are deleted, until cancelled."""
+        while True:
+            await asyncio.sleep(DEGRADED_SECONDS)
+            await self.forget_deleted()
+
+    async def forget_deleted(self) -> None:
+        """Forget shards that could not be opened and whose topics no longer exist, here or by another process."""
+        service = self._service
+        for name, spec in {failed.ref.spec.name: failed.ref.spec for failed in self._failed}.items():
+            # While the metadata store does not answer, or a definition cannot be read, they stay listed.
+            with suppress(ForebayError):
+                if service is not None and not await service.is_defined(spec):
+                    self._failed = tuple(one for one in self._failed if one.ref.spec.name != name)
 
     def check_rights(self) -> None:
         """End the answers whose callers have no valid token any more, or lost a right: once tokens have changed."""
@@ -246,7 +271,7 @@ class Broker:
                 return _no_route(request, found)
             seen.route, request.at = found.route, found.at
             if not found.route.before_ready:
-                self.authenticated(request)
+                _check_scopes(self.authenticated(request), found)
                 request.admission = held.enter_context(self._admission(request, found.route))
             answer = await found.route.handler(self, request)
             if request.admission is not None and isinstance(answer, HttpAnswer):
@@ -269,11 +294,12 @@ class Broker:
         value = request.header(b"authorization")
         if value is None:
             request.principal = service.anonymous()
-            return request.principal
-        kind, _, secret = value.partition(" ")
-        if kind.lower() != "bearer" or not secret:
-            raise Unauthenticated('the header Authorization is not "Bearer TOKEN"')
-        request.principal = service.authenticate(secret.strip())
+        else:
+            kind, _, secret = value.partition(" ")
+            if kind.lower() != "bearer" or not secret:
+                raise Unauthenticated('the header Authorization is not "Bearer TOKEN"')
+            request.principal = service.authenticate(secret.strip())
+        service.call_for(request.principal)
         return request.principal
 
     def _admission(self, request: Request, route: Route) -> Admission:
@@ -352,6 +378,24 @@ async def _send_large(body: bytes, send: Send) -> None:
     for begin in range(0, len(body), PIECE_BYTES):
         await send({"type": "http.response.body", "body": pieces[begin : begin + PIECE_BYTES], "more_body": True})
     await send({"type": "http.response.body", "body": b""})
+
+
+def _check_scopes(who: Principal, found: FoundRoute) -> None:
+    """`Forbidden` unless the caller has the rights of the route, as far as the address says on what.
+
+    Before anything else of the request is looked at: a caller without a right learns nothing of the form. What a
+    request names besides is looked at by its handler.
+    """
+    scopes, at = found.route.scopes, found.at
+    topic = TopicName(at["namespace"], at["topic"]) if "topic" in at else None
+    lacking = [scope for scope in scopes if not (scope in who.scopes if topic is None else may(who, scope, topic))]
+    if lacking and (found.route.needs_all_scopes or len(lacking) == len(scopes)):
+        where = "" if topic is None else f" on topic {topic}"
+        raise Forbidden(
+            f"{who.name} has no scope {lacking[0]}{where}: ask the operator for a token that has it",
+            topic=topic,
+            scope=str(lacking[0]),
+        )
 
 
 @lru_cache(1024)

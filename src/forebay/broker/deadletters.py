@@ -82,7 +82,9 @@ async def replay_dead_letters(broker: Broker, request: Request) -> HttpAnswer:
     """Append dead letters to the topics they come from, or to another one, and remove them."""
     asked = await request.json(Replaying, default=Replaying())
     to = None if asked.to is None else TopicName.parse(asked.to)
-    count = await broker.service.dead_letters.replay(request.principal, _ref(request, asked), _places(asked.places), to)
+    origins = [TopicName.parse(name) for name in asked.origins]
+    letters, places = _ref(request, asked), _places(asked.places)
+    count = await broker.service.dead_letters.replay(request.principal, letters, places, to, origins)
     return HttpAnswer.of(LetterCount(count))
 
 
@@ -108,12 +110,14 @@ ROUTES = (
     Route(
         method="POST", path=f"{LETTERS}/replay", name="replay_dead_letters",
         summary="Append dead letters to the topics they come from, or to another one, and remove them: each once",
-        handler=replay_dead_letters, scopes=(AccessScope.DELETE, AccessScope.WRITE), body=Replaying, answer=LetterCount,
+        handler=replay_dead_letters, body=Replaying, answer=LetterCount,
+        scopes=(AccessScope.READ, AccessScope.DELETE, AccessScope.WRITE), needs_all_scopes=True,
         tag="subscriptions", statuses=(404, 409, 421, 422, 504, 507), is_audited=True,
     ),
     Route(
         method="POST", path=f"{LETTERS}/purge", name="purge_dead_letters", summary="Delete dead letters",
-        handler=purge_dead_letters, scopes=(AccessScope.DELETE,), body=Purging, answer=LetterCount, tag="subscriptions",
+        handler=purge_dead_letters, body=Purging, answer=LetterCount, tag="subscriptions",
+        scopes=(AccessScope.READ, AccessScope.DELETE), needs_all_scopes=True,
         statuses=(404, 409, 421, 422, 504), is_audited=True,
     ),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
@@ -10,11 +10,12 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
-from forebay.decoders import converted, decoder
+from forebay.decoders import converted, decoder, lenient
 from forebay.errors import Invalid, TooLarge
 from forebay.service.principals import Principal
 from forebay.service.quotas import Admission
 from forebay.topics import TopicName
+from forebay.wire.messages import TOPIC_ID_HEADER
 
 Event: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Event]]
@@ -29,6 +30,7 @@ LEFT_BYTES_MAX: Final = 256 * 1024
 NO_ONE: Final = Principal(name="-", scopes=frozenset(), prefixes=frozenset())
 LOGGED_CHARACTERS_MAX: Final = 300
 """What a log line has of a name that a client has sent."""
+_TOPIC_ID: Final = TOPIC_ID_HEADER.encode()
 FIELDS_MAX: Final = 512
 """Parameters that a query may have: a watch names up to 256 topics."""
 
@@ -141,7 +143,22 @@ class Request:
     @property
     def topic(self) -> TopicName:
         """The topic that the path names; `Invalid` if it cannot be a name."""
-        return TopicName(self.at["namespace"], self.at["topic"])
+        return TopicName(self.at["namespace"], self.at["topic"], self.header(_TOPIC_ID))
+
+    def topic_named(self, text: str) -> TopicName:
+        """The one topic that a query or body names; `Invalid` if it cannot be a name."""
+        name = TopicName.parse(text)
+        return TopicName(name.namespace, name.topic, self.header(_TOPIC_ID))
+
+    def topics_named(self, texts: Iterable[str]) -> list[TopicName]:
+        """Topics that a query names, each once; only one of them alone may be meant by its id."""
+        # Names first: one topic may be written in two ways.
+        names = list(dict.fromkeys(TopicName.parse(text) for text in texts))
+        if self.header(_TOPIC_ID) is None:
+            return names
+        if len(names) > 1:
+            raise Invalid(f"{TOPIC_ID_HEADER} is the id of one topic, and the query names {len(names)}: leave it out")
+        return [self.topic_named(str(name)) for name in names]
 
     def place(self) -> dict[str, str | int]:
         """What the request is about, as far as it is known, as fields of a log line."""
@@ -201,13 +218,13 @@ class Request:
             if self._is_taken:
                 return bytes(kept)
 
-    async def json(self, kind: type[T], *, default: T | None = None) -> T:
+    async def json(self, kind: type[T], *, default: T | None = None, bytes_max: int = MESSAGE_BYTES_MAX) -> T:
         """The body as JSON of this kind; `default` for an empty one. For small bodies."""
-        body = await self.body(MESSAGE_BYTES_MAX, "the most that a request without records may bring")
+        body = await self.body(bytes_max, "the most that a request without records may bring")
         if not body and default is not None:
             return default
         try:
-            return decoder(kind).decode(body)
+            return lenient(body, decoder(kind).decode)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             fields = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
             raise Invalid(f"the body is wrong: {error}; it is a JSON object with: {fields}") from error

@@ -10,12 +10,19 @@ from msgspec import Meta
 from forebay.broker.app import Broker
 from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.routes import NoQuery, Route
+from forebay.broker.topics import ANY, LISTED, LISTED_MAX
 from forebay.service.principals import AccessScope
-from forebay.topics import TopicName
 from forebay.wire.messages import Committed, Committing, GroupItem, GroupPage, GroupPlaces, ResetPlaces, Resetting
 from forebay.wire.positions import parse_start
 
 GROUP = "/v1/groups/{group}"
+
+
+class GroupsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which groups to list."""
+
+    after: Annotated[str | None, Meta(description="The name to go on after: `after` of the page before.")] = None
+    limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = LISTED
 
 
 class PlaceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,9 +40,9 @@ class ForgetQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 async def list_groups(broker: Broker, request: Request) -> HttpAnswer:
     """The names of groups and readers."""
-    request.query(NoQuery)
-    names = await broker.service.groups(request.principal)
-    return await broker.list_answer(request, names, lambda found: GroupPage(list(found)))
+    query = request.query(GroupsQuery)
+    names, more = await broker.service.groups(request.principal, after=query.after, limit=query.limit)
+    return await broker.list_answer(request, names, lambda found: GroupPage(list(found), more))
 
 
 async def get_group(broker: Broker, request: Request) -> HttpAnswer:
@@ -55,7 +62,7 @@ async def get_group(broker: Broker, request: Request) -> HttpAnswer:
 async def commit_offset(broker: Broker, request: Request) -> HttpAnswer:
     """Everything below an offset is done."""
     commit = await request.json(Committing)
-    topic = TopicName.parse(commit.topic)
+    topic = request.topic_named(commit.topic)
     offset = await broker.service.commit(
         request.principal,
         request.at["group"],
@@ -72,7 +79,7 @@ async def commit_offset(broker: Broker, request: Request) -> HttpAnswer:
 async def fetch_offset(broker: Broker, request: Request) -> HttpAnswer:
     """Where a group stands in one partition."""
     query = request.query(PlaceQuery)
-    topic = TopicName.parse(query.topic)
+    topic = request.topic_named(query.topic)
     offset, note = await broker.service.fetch(request.principal, request.at["group"], topic, query.partition)
     return HttpAnswer.of(Committed(topic=str(topic), partition=query.partition, offset=offset, note=note))
 
@@ -80,7 +87,7 @@ async def fetch_offset(broker: Broker, request: Request) -> HttpAnswer:
 async def reset_group(broker: Broker, request: Request) -> HttpAnswer:
     """Set a group in a topic, also to an earlier place."""
     reset = await request.json(Resetting)
-    topic = TopicName.parse(reset.topic)
+    topic = request.topic_named(reset.topic)
     standing = await broker.service.reset(
         request.principal, request.at["group"], topic, parse_start(reset.to, "to"), reset.partition, reset.note
     )
@@ -93,18 +100,18 @@ async def delete_group(broker: Broker, request: Request) -> HttpAnswer:
     if topic is None:
         await broker.service.delete_group(request.principal, request.at["group"])
     else:
-        await broker.service.forget(request.principal, request.at["group"], TopicName.parse(topic))
+        await broker.service.forget(request.principal, request.at["group"], request.topic_named(topic))
     return HttpAnswer(204)
 
 
 ROUTES = (
     Route(
         method="GET", path="/v1/groups", name="list_groups", summary="The names of consumer groups",
-        handler=list_groups, scopes=(AccessScope.READ,), answer=GroupPage, tag="groups",
+        handler=list_groups, scopes=ANY, query=GroupsQuery, answer=GroupPage, tag="groups",
     ),
     Route(
         method="GET", path=GROUP, name="get_group", summary="Where a group stands, and how far it is behind",
-        handler=get_group, scopes=(AccessScope.READ,), answer=GroupPlaces, tag="groups",
+        handler=get_group, scopes=ANY, answer=GroupPlaces, tag="groups",
     ),
     Route(
         method="POST", path=f"{GROUP}/commit", name="commit_offset", summary="Everything below an offset is done",

@@ -31,7 +31,11 @@ LINGER_SECONDS: Final = 2.0
 """So long a connection is read on after an answer that came before the end of the request: closed at once, the client
 would lose the answer with the connection."""
 PIPELINE_MAX: Final = 32
-"""Requests that a client may send on one connection before the first is answered."""
+"""So many requests wait on one connection for the answer to an earlier one; more are not read until then."""
+PIECE_BYTES: Final = 1024
+"""So much is parsed at once of what may hold several requests: those in it may wait beyond the limit."""
+_VERSION: Final = b"HTTP/1."
+"""Each request that another one can follow has it in its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,6 @@ TOO_MANY_HERE: Final = GuardRefusal(
     429, "too_many_connections", "too many connections from this address: use one for many requests"
 )
 BAD: Final = GuardRefusal(400, "bad_request", "this is not HTTP as RFC 9112 describes it")
-PIPELINED: Final = GuardRefusal(
-    400, "bad_request", f"more than {PIPELINE_MAX} requests sent without waiting for an answer"
-)
 
 
 _GONE: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
@@ -178,6 +179,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Whether the head of a request has begun and not ended."""
         self._is_body = False
         """Whether the body of a request has begun and not ended."""
+        self._unread = b""
+        """What was received and is parsed when fewer requests wait."""
         self._is_fed = False
         """Whether what was received last had a piece of a body in it."""
         self._began: float | None = None
@@ -204,6 +207,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Forget the connection, and end the handlers that answer it."""
         self._guard.leave(self)
         super().connection_lost(exc)
+        self._unread = b""
         if self._answering is not None:
             cycle, task = self._answering
             # The class below marks only the newest request that it has read.
@@ -234,7 +238,32 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.on_response = _nothing
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, within the limits."""
+        """Parse what came, within the limits; of many requests only so many that few wait."""
+        if self._unread:
+            self._unread += data
+            return
+        if len(self.pipeline) < PIPELINE_MAX and data.count(_VERSION) <= 1:
+            self._parse(data)
+            return
+        at = 0
+        while at < len(data) and len(self.pipeline) < PIPELINE_MAX:
+            self._parse(data[at : at + PIECE_BYTES])
+            at += PIECE_BYTES
+        self._unread = data[at:]
+        if self._unread:
+            self.flow.pause_reading()
+
+    def on_response_complete(self) -> None:
+        """A request is answered: the next one is begun, and those that were not parsed yet take its place."""
+        super().on_response_complete()
+        if self._began is not None:
+            # It had to wait until now to be read on: that was not its client's doing.
+            self._began = self.loop.time()
+        unread, self._unread = self._unread, b""
+        if unread:
+            self.data_received(unread)
+
+    def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         if self._is_refused or self.transport.is_closing():
             return
@@ -257,8 +286,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """See the parser."""
-        if len(self.pipeline) >= PIPELINE_MAX:
-            self._stop(PIPELINED)
         self._is_head = True
         self._head_bytes = self._raw_bytes = 0
         if self._began is None:
@@ -325,7 +352,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if since is not None and now - since > settings.stall_timeout_ms / 1000:
             self._guard.refused["stalled"] += 1
             self.transport.abort()
-        elif self._began is not None and not self._is_refused:
+        elif self._began is not None and not self._is_refused and not self.pipeline:
             limit = settings.request_timeout_ms
             if now - self._began > limit / 1000:
                 message = f"the request took longer than {limit} ms to arrive (server.request_timeout_ms)"

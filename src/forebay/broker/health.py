@@ -50,7 +50,7 @@ async def get_health(broker: Broker, request: Request) -> HttpAnswer:
     request.query(NoQuery)
     status = broker.phase.value
     if broker.phase is BrokerPhase.READY:
-        status = "degraded" if broker.degraded else "ok"
+        status = "degraded" if broker.is_degraded else "ok"
     return HttpAnswer.of(Health(status=status, version=_version(), uptime_s=round(broker.uptime_s, 3)))
 
 

@@ -135,7 +135,7 @@ def _of_broker(broker: Broker) -> Iterator[Metric]:
         ("forebay_http_bytes_in_flight", "Bytes of bodies and answers in memory", counts.bytes),
         ("forebay_http_connections", "Connections of clients", broker.guard.connections),
         ("forebay_live_streams", "Live streams open", counts.streams),
-        ("forebay_loop_lag_seconds", "How late the event loop came, at most since the last look", broker.lag.take()),
+        ("forebay_loop_lag_seconds", "How late the event loop came, at most in the last minute", broker.lag.longest()),
         ("forebay_ready", "Whether all routes are served", int(broker.phase is BrokerPhase.READY)),
         ("forebay_replay_progress", "How far the recovery is, from 0 to 1", broker.progress),
         ("forebay_shards_degraded", "Shards that could not be opened", len(broker.degraded)),

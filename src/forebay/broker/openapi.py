@@ -29,6 +29,7 @@ def document(routes: Sequence[Route], *, version: str) -> dict[str, Any]:
         if "description" in component:
             component["description"] = cleandoc(component["description"])
     by_type = dict(zip(map(id, types), schemas, strict=True))
+    components = {name: _plain(component) for name, component in components.items()}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         operation = paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
@@ -42,12 +43,35 @@ def document(routes: Sequence[Route], *, version: str) -> dict[str, Any]:
             "description": "Durable event streams: topics over HTTP.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        # That which the document was read from.
+        "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
             "schemas": components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _plain(schema: Any) -> Any:
+    """The schema in the words that generators of clients know: none where it says that nothing more may follow.
+
+    A list of so many items, each of a type of its own, says by `maxItems` that there are no others.
+    """
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _plain(each) for name, each in schema.items()}
+    if found.get("type") == "array" and not found.get("items"):
+        kinds: list[Any] = []
+        for kind in found.get("prefixItems", ()):
+            kinds += [] if kind in kinds else [kind]
+        if "prefixItems" in found:
+            found["maxItems"] = len(found["prefixItems"])
+        # Without a type for any place there are items of any type.
+        found["items"] = {"anyOf": kinds} if len(kinds) > 1 else kinds[0] if kinds else {}
+    return found
 
 
 def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
@@ -58,8 +82,9 @@ def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
         "parameters": [*_path_parameters(route), *_query_parameters(route)],
         "responses": _responses(route, schemas),
     }
-    if route.scopes:
-        found["security"] = [{"token": [str(scope)]} for scope in route.scopes]
+    scopes = [str(scope) for scope in route.scopes]
+    # Of an open route: none at all.
+    found["security"] = [{"token": scopes}] if route.needs_all_scopes else [{"token": [one]} for one in scopes]
     if route.body is not None or route.body_media:
         found["requestBody"] = {"required": True, "content": _request_content(route, schemas)}
     return found
@@ -82,6 +107,8 @@ def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
     if route.answer is not None or route.answer_media != (JSON,):
         good["content"] = content
     responses = {str(route.status): good}
+    if route.status_there is not None:
+        responses[str(route.status_there)] = dict(good)
     wanted = {*COMMON_STATUSES, *route.statuses} if route.scopes else set(route.statuses)
     for status in sorted(wanted):
         codes = ", ".join(row.code for row in ERROR_TABLE if row.status == status)

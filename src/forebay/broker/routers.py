@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -21,7 +21,7 @@ from forebay.wire.routers import RouterItem, RouterList, RouterPut, RouterStatus
 
 ROUTERS: Final = "/v1/routers"
 ROUTER: Final = f"{ROUTERS}/{{router}}"
-OWN: Final = (AccessScope.READ, AccessScope.WRITE)
+OWN: Final[Any] = {"scopes": (AccessScope.READ, AccessScope.WRITE), "needs_all_scopes": True}
 """`read` on every source and `write` on the destination."""
 MEASURED_MAX: Final = 1_000
 """Routers that have numbers of their own in the metrics: the first by name."""
@@ -102,7 +102,9 @@ def router_metrics(statuses: Iterable[RouterStatus]) -> Iterator[Metric]:
     )
     records = CounterMetricFamily("forebay_router_records_total", "Records routed", labels=["router"])
     lost = CounterMetricFamily(
-        "forebay_router_lost_total", "Offsets that were gone before they were routed", labels=["router", "reason"]
+        "forebay_router_lost_total",
+        "Offsets that were gone before they were routed, or too large",
+        labels=["router", "reason"],
     )
     state = GaugeMetricFamily(
         "forebay_router_state", "1 for the state that the router is in, 0 for the others", labels=["router", "state"]
@@ -126,7 +128,7 @@ ROUTES = (
     ),
     Route(
         method="PUT", path=ROUTER, name="put_router", summary="Define a router from topics to a topic",
-        handler=put_router, scopes=OWN, body=RouterPut, answer=RouterItem, status=201, tag="routers",
+        handler=put_router, **OWN, body=RouterPut, answer=RouterItem, status=201, tag="routers",
         statuses=(404, 409), is_audited=True,
     ),
     Route(
@@ -135,20 +137,20 @@ ROUTES = (
     ),
     Route(
         method="PUT", path=f"{ROUTER}/rule", name="put_rule", summary="Give a router another rule, as a whole",
-        handler=put_rule, scopes=OWN, body=RuleItem, answer=RouterItem, tag="routers", statuses=(404,),
+        handler=put_rule, **OWN, body=RuleItem, answer=RouterItem, tag="routers", statuses=(404,),
         is_audited=True,
     ),
     Route(
         method="POST", path=f"{ROUTER}/pause", name="pause_router", summary="Have a router wait",
-        handler=pause_router, scopes=OWN, answer=RouterItem, tag="routers", statuses=(404,), is_audited=True,
+        handler=pause_router, **OWN, answer=RouterItem, tag="routers", statuses=(404,), is_audited=True,
     ),
     Route(
         method="POST", path=f"{ROUTER}/resume", name="resume_router", summary="Have a router go on where it stopped",
-        handler=resume_router, scopes=OWN, answer=RouterItem, tag="routers", statuses=(404,), is_audited=True,
+        handler=resume_router, **OWN, answer=RouterItem, tag="routers", statuses=(404,), is_audited=True,
     ),
     Route(
         method="DELETE", path=ROUTER, name="delete_router", summary="Remove a router; what it has routed stays",
-        handler=delete_router, scopes=OWN, status=204, tag="routers", statuses=(404,), is_audited=True,
+        handler=delete_router, **OWN, status=204, tag="routers", statuses=(404,), is_audited=True,
     ),
 )  # fmt: skip
 """Of routers."""

@@ -39,6 +39,8 @@ class Route:
     handler: Handler
     scopes: tuple[AccessScope, ...] = ()
     """The rights of which a caller needs one; none for what every client may see."""
+    needs_all_scopes: bool = False
+    """Whether a caller needs each of them: on the topic of the path, and on those that the request names."""
     query: type[msgspec.Struct] = NoQuery
     body: Any = None
     """The type of a JSON body, or `None` if there is none or `body_media` says more."""
@@ -48,6 +50,8 @@ class Route:
     """The type of a JSON answer; `None` for an answer without a body."""
     answer_media: Sequence[str] = (JSON,)
     status: int = 200
+    status_there: int | None = None
+    """The other status of success: what it is to make was there already."""
     before_ready: bool = False
     """Whether it is answered while shards are still being recovered."""
     statuses: Sequence[int] = ()

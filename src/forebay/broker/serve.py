@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Final
 
-import msgspec
 import uvicorn
 import uvloop
 
 from forebay.aio.log import AsyncLog
 from forebay.broker.app import Broker
 from forebay.broker.guard import Guard, GuardedProtocol
+from forebay.broker.heap import SettledHeap
 from forebay.broker.table import ROUTES
 from forebay.broker.tls import ServerCertificate, TlsListener
 from forebay.clock import SystemClock
@@ -43,9 +43,9 @@ SWITCH_SECONDS: Final = 0.0005
 """How long a thread may keep the interpreter from the event loop."""
 ROOM_SECONDS: Final = 1.0
 """How long a request waits for room in a full append queue before it is answered with 429."""
+WAIT_SECONDS: Final = 30.0
+"""How long a request waits for a thread before it is answered with 503: half of what a client waits by default."""
 BACKLOG: Final = 2048
-DESCRIPTORS_MAX: Final = 16_384
-"""Open log files of a server, where the system allows so many."""
 
 
 class _Server(uvicorn.Server):
@@ -62,24 +62,29 @@ def serve(path: str | PurePath, settings: Settings, *, on_bound: Callable[[str],
     `on_bound` is called with the address once it is bound, before shards are recovered. A second signal ends the
     process at once.
     """
-    settings = with_descriptors(settings)
+    allow_descriptors(settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.setswitchinterval(SWITCH_SECONDS)
         runner.run(_until_signal(path, settings, on_bound))
 
 
 async def _until_signal(path: str | PurePath, settings: Settings, on_bound: Callable[[str], None]) -> None:
-    process = BrokerRun(path, settings)
+    heap = SettledHeap()
+    process = BrokerRun(path, settings, heap)
     loop = asyncio.get_running_loop()
     with bound_socket(settings.server) as bound, StopSignals(lambda: loop.call_soon_threadsafe(process.stop)):
-        await process.run(bound, on_bound)
+        try:
+            await process.run(bound, on_bound)
+        finally:
+            heap.end()
 
 
 class BrokerRun:
     """One broker from its start to its end. For one event loop."""
 
-    def __init__(self, path: str | PurePath, settings: Settings) -> None:
-        """`Invalid` says what is wrong with the files of TLS."""
+    def __init__(self, path: str | PurePath, settings: Settings, heap: SettledHeap | None = None) -> None:
+        """`Invalid` says what is wrong with the files of TLS. `heap` is given where the process is the broker's own."""
+        self._heap = heap
         self._path = path
         self._settings = settings
         self.certificate = ServerCertificate.of(settings.server)
@@ -109,6 +114,7 @@ class BrokerRun:
             asyncio.create_task(self.guard.run()),
             asyncio.create_task(self.broker.lag.run()),
             asyncio.create_task(self.broker.watch_rights()),
+            asyncio.create_task(self.broker.watch_degraded()),
         ]
         if self.certificate is None:
             serving = asyncio.create_task(self._server.serve(sockets=[bound]))
@@ -120,7 +126,9 @@ class BrokerRun:
         on_bound(url_of(bound, self._settings.server))
         try:
             async with (
-                AsyncLog(self._path, self._settings, commits_each_turn=True, room_s=ROOM_SECONDS) as log,
+                AsyncLog(
+                    self._path, self._settings, commits_each_turn=True, room_s=ROOM_SECONDS, wait_s=WAIT_SECONDS
+                ) as log,
                 self._tokens(log) as tokens,
                 self._routers(log) as routers,
             ):
@@ -174,7 +182,10 @@ class BrokerRun:
         for failed in recovered.failed:
             logger.error("%s is not served: %s", failed.ref, failed.error)
         quotas = Quotas(self._settings.server, self._clock)
-        service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens, routers=routers)
+        on_deleted = (lambda: None) if self._heap is None else self._heap.note_deleted
+        service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens, routers=routers, on_deleted=on_deleted)
+        if self._heap is not None:
+            self._heap.freeze()
         self.broker.become_ready(service, recovered)
         await routers.start()
         logger.info("ready: %d shards are open, %d are degraded", recovered.opened, len(recovered.failed))
@@ -188,20 +199,14 @@ def private_places(path: str | PurePath, settings: Settings) -> tuple[str, ...]:
     return tuple(sorted(named | {str(Path(place).absolute()) for place in named}, key=len, reverse=True))
 
 
-def with_descriptors(settings: Settings) -> Settings:
-    """The settings with as many open log files as the system allows, unless they say how many.
+def allow_descriptors(settings: Settings) -> None:
+    """Let this process open as many files as the operator allows at most, unless the settings say how many it keeps.
 
-    Half of the descriptors of the process are for log files, the other half for connections and everything else.
+    Half of them are for log files (`runtime.descriptors_max`), the other half for connections and everything else.
     """
-    if settings.runtime.descriptors_max != RuntimeSettings().descriptors_max:
-        return settings
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        # What the operator allows at most, the server may use: its clients are many.
+    if settings.runtime.descriptors_max == RuntimeSettings().descriptors_max and soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_MAX, hard // 2)
-    runtime = msgspec.structs.replace(settings.runtime, descriptors_max=max(settings.runtime.descriptors_max, limit))
-    return msgspec.structs.replace(settings, runtime=runtime)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Annotated, Final
 
@@ -22,11 +22,11 @@ from forebay.broker.records import PAGE_BYTES, PAGE_RECORDS
 from forebay.broker.routes import Route
 from forebay.broker.topics import TOPIC
 from forebay.broker.watch import MEDIA, RETRY_MS
-from forebay.errors import ForebayError, Throttled
+from forebay.errors import ForebayError
 from forebay.pages import LOOP_BYTES_MAX
 from forebay.records import DeliveredRecord, Start
 from forebay.service.principals import AccessScope
-from forebay.service.subscriptions import RECORD_BYTES, ConsumerSession, SubscriptionRef
+from forebay.service.subscriptions import RECORD_BYTES, ConsumerSession, SubscriptionRef, TakenRecords
 from forebay.wire import events
 from forebay.wire.positions import parse_start
 from forebay.wire.subscriptions import (
@@ -235,6 +235,8 @@ async def nack_records(broker: Broker, request: Request) -> HttpAnswer:
     """Records could not be done."""
     session, failed = await _session(broker, request), await request.json(Nacking)
     with session.used():
+        if failed.is_unused:
+            return HttpAnswer.of(AnswerCount(session.take_back(failed.offsets, failed.attempts)))
         counted = await session.nack(failed.offsets, failed.delay_ms, failed.error, failed.attempts)
         return HttpAnswer.of(AnswerCount(counted))
 
@@ -247,15 +249,22 @@ async def pull_records(broker: Broker, request: Request) -> HttpAnswer:
         if pull.nack:
             await session.begin_pull(pull.sequence)
         nacked = await session.nack(pull.nack, pull.delay_ms, pull.error)
-        found = await _pulled(broker, request, session, pull)
-        size = _size(found)
-        try:
+        taken = await _pulled(broker, request, session, pull)
+        with _returned_on_error(session, taken):
+            size = _size(taken.records)
             request.admitted.hold(size)
-        except Throttled:
-            session.return_all(found)
-            raise
-        encode = partial(_encode, found, acked, nacked, session.lost)
-        return await broker.compute(encode) if size > LOOP_BYTES_MAX else encode()
+            encode = partial(_encode, taken.records, acked, nacked, session.lost)
+            return await broker.compute(encode) if size > LOOP_BYTES_MAX else encode()
+
+
+@contextmanager
+def _returned_on_error(session: ConsumerSession, taken: TakenRecords) -> Iterator[None]:
+    """Records that were taken are due again at once if they do not come to be sent: the client has gone, say."""
+    try:
+        yield
+    except BaseException:
+        session.return_all(taken)
+        raise
 
 
 def _encode(found: Sequence[DeliveredRecord], acked: int, nacked: int, lost: int) -> HttpAnswer:
@@ -264,9 +273,7 @@ def _encode(found: Sequence[DeliveredRecord], acked: int, nacked: int, lost: int
     return HttpAnswer.of(PulledRecords(records=items, acked=acked, nacked=nacked, lost=lost))
 
 
-async def _pulled(
-    broker: Broker, request: Request, session: ConsumerSession, pull: Pulling
-) -> Sequence[DeliveredRecord]:
+async def _pulled(broker: Broker, request: Request, session: ConsumerSession, pull: Pulling) -> TakenRecords:
     """What is due, waited for until the time is up or the broker ends; raises if the caller may not have it now."""
     wait_s = min(pull.wait_ms, broker.settings.wait_timeout_max_ms) / 1000
     # Not reserved: most pulls wait, and get a few records.
@@ -275,14 +282,22 @@ async def _pulled(
     try:
         with broker.lasting(request.principal, AccessScope.READ, (request.topic,), pulling.cancel) as lasting:
             await asyncio.wait((pulling,))
-    finally:
-        pulling.cancel()
+    except BaseException:
+        # The client has gone, most likely.
+        _end_pull(session, pulling)
+        raise
     if not pulling.cancelled():
         return pulling.result()
     if lasting.error is not None:
         raise lasting.error
     # The broker ends.
-    return ()
+    return TakenRecords([], 0)
+
+
+def _end_pull(session: ConsumerSession, pulling: asyncio.Future[TakenRecords]) -> None:
+    """End a pull whose caller waits no more. What it has taken, if it is done already, is due again at once."""
+    if not pulling.cancel() and not pulling.cancelled() and pulling.exception() is None:
+        session.return_all(pulling.result())
 
 
 def _size(found: Sequence[DeliveredRecord]) -> int:
@@ -319,12 +334,16 @@ async def _pieces(
             pulling = asyncio.ensure_future(session.pull(records_max, bytes_max=bytes_max, wait_s=heartbeat_s))
             try:
                 await asyncio.wait((pulling, ending), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                pulling.cancel()
+            except BaseException:
+                _end_pull(session, pulling)
+                raise
             if not pulling.done():
+                pulling.cancel()
                 break
-            found = pulling.result()
-            yield await _events(broker, found) if found else events.HEARTBEAT
+            taken = pulling.result()
+            with _returned_on_error(session, taken):
+                piece = await _events(broker, taken.records) if taken.records else events.HEARTBEAT
+            yield piece
         if lasting.error is not None:
             raise lasting.error
     except Exception as error:

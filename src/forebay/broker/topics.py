@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -11,22 +12,30 @@ from msgspec import UNSET, Meta
 from forebay.broker.app import Broker
 from forebay.broker.exchange import HttpAnswer, Request
 from forebay.broker.routes import NoQuery, Route
+from forebay.errors import Conflict, Invalid
 from forebay.service.principals import AccessScope
 from forebay.storage.recorded import RecordedShard
-from forebay.topics import TopicName
+from forebay.topics import TopicName, TopicSpec
+from forebay.wire.bodies import key_bytes
 from forebay.wire.items import GapItem
 from forebay.wire.messages import (
     CopiedItem,
     Copying,
+    CopyPlaceItem,
+    ErasedItem,
+    Erasing,
     Exporting,
     LastSequence,
+    LossItem,
     OffsetFound,
     OffsetsItem,
     OffsetsPage,
+    RemnantItem,
     RetainedItem,
     Sealing,
     ShardItem,
     ShardList,
+    TakingOver,
     TopicItem,
     TopicList,
     TopicPatch,
@@ -85,8 +94,26 @@ async def put_topic(broker: Broker, request: Request) -> HttpAnswer:
     """Create a topic."""
     put = await request.json(TopicPut, default=TopicPut())
     fields = {name: value for name, value in msgspec.structs.asdict(put).items() if value is not UNSET}
-    spec = await broker.service.create_topic(request.principal, request.topic, **fields)
-    return HttpAnswer.of(TopicItem.of(spec), status=201)
+    spec, is_new = await broker.service.create_topic(request.principal, request.topic, **fields)
+    if not is_new:
+        _check_same(spec, fields)
+    return HttpAnswer.of(TopicItem.of(spec), status=201 if is_new else 200)
+
+
+def _check_same(spec: TopicSpec, fields: Mapping[str, Any]) -> None:
+    """`Conflict` unless a topic that is there has the options that are given."""
+    options = {name: value for name, value in fields.items() if name != "exist_ok" and value is not None}
+    wanted = TopicSpec.create(spec.name, topic_id=spec.topic_id, created_at=spec.created_at, **options)
+    for name in fields.keys() - {"exist_ok"}:
+        # Without a class or an engine the defaults are asked for, and so any; without a limit, none.
+        is_any = fields[name] is None and name in ("durability", "engine")
+        found = spec.loss_policy if name == "on_owner_loss" else getattr(spec, name)
+        if not is_any and found != getattr(wanted, name):
+            raise Conflict(
+                f"topic {spec.name} exists with {name} {found}, not {getattr(wanted, name)}: PATCH changes what can be "
+                "changed; leave an option out to take the topic as it is",
+                topic=spec.name,
+            )
 
 
 async def get_topic(broker: Broker, request: Request) -> HttpAnswer:
@@ -142,7 +169,17 @@ def _shard_item(broker: Broker, shard: RecordedShard) -> ShardItem:
         sealed_by=None if sealed is None else sealed.sealed_by,
         sealed_at=None if sealed is None else sealed.sealed_at,
         target=None if sealed is None else sealed.target,
+        losses=[] if state is None else [LossItem(**msgspec.structs.asdict(loss)) for loss in state.losses],
     )
+
+
+async def take_over(broker: Broker, request: Request) -> HttpAnswer:
+    """Own a partition whose owner is gone."""
+    taking = await request.json(TakingOver, default=TakingOver())
+    found = await broker.service.take_over(
+        request.principal, request.topic, taking.partition, accept_loss=taking.accept_loss
+    )
+    return _shards(broker, found)
 
 
 async def unseal_topic(broker: Broker, request: Request) -> HttpAnswer:
@@ -157,6 +194,24 @@ async def export_topic(broker: Broker, request: Request) -> HttpAnswer:
         request.principal, request.topic, accept_damage=exporting.accept_damage
     )
     return _shards(broker, exported)
+
+
+async def erase_key(broker: Broker, request: Request) -> HttpAnswer:
+    """Erase a key of a topic."""
+    erasing = await request.json(Erasing)
+    key = key_bytes(erasing.key, erasing.key_b64)
+    if key is None:
+        raise Invalid("which key is to be erased is not said: give key or key_b64")
+    erased = await broker.service.erase_key(request.principal, request.topic, key, now=erasing.now)
+    return HttpAnswer.of(
+        ErasedItem(
+            topic=erased.topic,
+            deleted=erased.deleted,
+            remains=[RemnantItem(**asdict(remnant)) for remnant in erased.remains],
+            commands=erased.commands,
+            copies=[CopyPlaceItem(**asdict(place)) for place in erased.copies],
+        )
+    )
 
 
 async def copy_topic(broker: Broker, request: Request) -> HttpAnswer:
@@ -193,14 +248,14 @@ async def get_offsets(broker: Broker, request: Request) -> HttpAnswer:
     partition = request.query(PartitionQuery).partition
     found = await broker.service.offsets(request.principal, request.topic, partition)
     return await broker.list_answer(
-        request, list(found.items()), lambda items: OffsetsPage([OffsetsItem.of(*item) for item in items])
+        request, found, lambda items: OffsetsPage([OffsetsItem.of(*item) for item in items])
     )
 
 
 async def find_offset(broker: Broker, request: Request) -> HttpAnswer:
     """Where a position stands in a partition."""
     query = request.query(PositionQuery)
-    found = await broker.service.resolve(request.principal, request.topic, query.partition, parse_start(query.at))
+    found = await broker.service.resolve(request.principal, request.topic, query.partition, parse_start(query.at, "at"))
     return HttpAnswer.of(OffsetFound(partition=query.partition, offset=found))
 
 
@@ -219,6 +274,7 @@ ROUTES = (
     Route(
         method="PUT", path=TOPIC, name="put_topic", summary="Create a topic",
         handler=put_topic, scopes=(AccessScope.ADMIN,), body=TopicPut, answer=TopicItem, status=201, tag="topics",
+        status_there=200,
         statuses=(409, 422), is_audited=True,
     ),
     Route(
@@ -246,13 +302,26 @@ ROUTES = (
         statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
+        method="POST", path=f"{TOPIC}/take-over", name="take_over", summary="Own a partition whose owner is gone",
+        handler=take_over, scopes=(AccessScope.ADMIN,), body=TakingOver, answer=ShardList, tag="topics",
+        statuses=(404, 409, 421, 422), is_audited=True,
+    ),
+    Route(
         method="POST", path=f"{TOPIC}/export", name="export_topic", summary="Make all of a topic history",
         handler=export_topic, scopes=(AccessScope.ADMIN,), body=Exporting, answer=ShardList, tag="topics",
         statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(
+        method="POST", path=f"{TOPIC}/erase", name="erase_key",
+        summary="Erase a key, and say where its bytes remain",
+        handler=erase_key, scopes=(AccessScope.ADMIN, AccessScope.DELETE), needs_all_scopes=True, body=Erasing,
+        answer=ErasedItem,
+        tag="topics", statuses=(404, 409, 421, 422), is_audited=True,
+    ),
+    Route(
         method="POST", path=f"{TOPIC}/copy", name="copy_topic", summary="Bring every record into another topic, once",
-        handler=copy_topic, scopes=(AccessScope.READ,), body=Copying, answer=CopiedItem, tag="topics",
+        handler=copy_topic, scopes=(AccessScope.READ, AccessScope.WRITE), needs_all_scopes=True, body=Copying,
+        answer=CopiedItem, tag="topics",
         statuses=(404, 409, 421, 422), is_audited=True,
     ),
     Route(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -34,13 +34,20 @@ GONE: Final = 499
 
 LAG_SECONDS: Final = 0.1
 """How often the event loop is asked how late it is."""
+LAG_WINDOW_SECONDS: Final = 60.0
+"""How long a lag is shown: longer than the time between two looks of who gathers metrics."""
 
 
 class LoopLag:
-    """How late the event loop comes to what is due: the longest since the last look."""
+    """How late the event loop comes to what is due: the longest of the last while, for everyone who looks."""
 
-    def __init__(self) -> None:
-        self._longest = 0.0
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._longest: deque[tuple[float, float]] = deque()
+        """When it came late, and how much: only those after which it was not as late. The longest comes first."""
+
+    def __len__(self) -> int:
+        return len(self._longest)
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -48,12 +55,21 @@ class LoopLag:
         while True:
             due = loop.time() + LAG_SECONDS
             await asyncio.sleep(LAG_SECONDS)
-            self._longest = max(self._longest, loop.time() - due)
+            self.note(loop.time() - due)
 
-    def take(self) -> float:
-        """The longest since the last call."""
-        longest, self._longest = self._longest, 0.0
-        return longest
+    def note(self, seconds: float) -> None:
+        """It came so late just now."""
+        now, kept = self._clock.monotonic(), self._longest
+        while kept and kept[-1][1] <= seconds:
+            kept.pop()
+        kept.append((now, seconds))
+        while now - kept[0][0] > LAG_WINDOW_SECONDS:
+            kept.popleft()
+
+    def longest(self) -> float:
+        """The longest of the last `LAG_WINDOW_SECONDS`. Changes nothing."""
+        since = self._clock.monotonic() - LAG_WINDOW_SECONDS
+        return max((seconds for at, seconds in list(self._longest) if at >= since), default=0.0)
 
 
 class SeenRequest:

@@ -48,6 +48,10 @@ class MeteredMetadata:
         """See `MetadataStore`."""
         return self._store.session_alive(session)
 
+    def end_session(self, session: str) -> None:
+        """See `MetadataStore`."""
+        self._store.end_session(session)
+
     def revision(self) -> int:
         """See `MetadataStore`."""
         return self._store.revision()

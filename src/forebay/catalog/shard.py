@@ -19,6 +19,7 @@ from forebay.format.metadata.descriptor import (
     DescriptorKind,
     LoadStanding,
     LoadStatus,
+    Phase,
     SegmentDescriptor,
     ShardState,
     Status,
@@ -73,6 +74,13 @@ class ShardKeys(NamedTuple):
     @property
     def segments(self) -> str:
         return segments_prefix(self.namespace, self.topic, self.partition, prefix=self.prefix)
+
+    @classmethod
+    def of_state(cls, key: str) -> ShardKeys:
+        """The keys of the shard whose state stands under this one."""
+        prefix, _, rest = key.rpartition("/storage/topics/")
+        namespace, topic, partition, _ = rest.split("/")
+        return cls(namespace, topic, int(partition), prefix)
 
     def segment(self, start: int) -> str:
         """The key of the descriptor that starts at this offset."""
@@ -232,6 +240,25 @@ class ShardCatalog:
             raise Corrupt(f'the catalog of {self.keys} contradicts itself: {flaw}; run "forebay verify"')
         return opened
 
+    def descriptors_behind(self, end: int, generation: int) -> list[SegmentDescriptor] | None:
+        """What was added to history behind `end` since it ended there; `None` where other pieces were changed, too.
+
+        `generation` is that of the history up to `end`: while it is the same, pieces were added at the end alone.
+        Reads only what was added.
+        """
+        entries = self.store.range(self.keys.segments, start_after=self.keys.segment(end - 1) if end else None)
+        cur = entries.pop() if entries and entries[-1].key == self.keys.cur else None
+        frontier = self._frontier_of(cur)
+        if frontier.cur.generation != generation or frontier.next < end:
+            return None
+        pieces, hidden = arranged(Piece(_decoded(entry, SegmentDescriptor)[0], entry.mod_revision) for entry in entries)
+        try:
+            added = self._checked(Standing(frontier, pieces, hidden))
+        except Corrupt:
+            # By all of it is said what is wrong, unless it was replaced meanwhile.
+            return None
+        return added if (added[0].start if added else frontier.next) == end else None
+
     def load_status(self, load_id: str) -> LoadStatus:
         """How far a bulk load that the history names has come; `Corrupt` if no record of it is left."""
         entry = self.store.get(load_key(load_id, prefix=self.keys.prefix))
@@ -278,17 +305,23 @@ class ShardCatalog:
         entries = self.store.range(self.keys.segments)
         return [_decoded(entry, SegmentDescriptor)[0] for entry in entries if entry.key != self.keys.cur]
 
-    def extend(self, epoch: int, additions: Sequence[SegmentDescriptor]) -> None:
+    def extend(
+        self,
+        epoch: int,
+        additions: Sequence[SegmentDescriptor],
+        is_unused: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Add to the end of history, all or nothing, as the owner in `epoch`.
 
         Harmless when repeated: additions that are there already, with the same content, are left as they are.
-        Raises `Fenced` once another epoch owns the shard.
+        Raises `Fenced` once another epoch owns the shard. Where `is_unused` says, at each look, that no offset behind
+        the additions is in use, the same transaction gives back what is reserved there; true if it has.
         """
 
-        def change(found: tuple[StoredState, Frontier]) -> Write[None] | Done[None]:
+        def change(found: tuple[StoredState, Frontier]) -> Write[bool] | Done[bool]:
             state, frontier = found
             if self._recorded(frontier, additions):
-                return Done(None)
+                return Done(False)
             flaw = (
                 never_backwards(frontier.next, additions)
                 or no_overlap(additions)
@@ -306,11 +339,38 @@ class ShardCatalog:
             ]
             puts: list[Operation] = [Put(self.keys.segment(p.start), encode_value(p)) for p in additions]
             puts.append(Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)))
+            # Asked after the state was read: a reservation that begins later writes the state, and this is refused.
+            gives_back = is_unused()
+            if gives_back:
+                puts += self._given_back(state, cur.next)
             # Commit point: before it the objects are orphans, after it they are history.
-            return Write(compares, puts, None)
+            return Write(compares, puts, gives_back)
 
         what = f"{self.keys}: history is not extended to offset {additions[-1].end}"
-        transact(self.store, lambda: (self.owned(epoch), self.frontier()), change, what=what, clock=self.clock)
+        return transact(self.store, lambda: (self.owned(epoch), self.frontier()), change, what=what, clock=self.clock)
+
+    def give_back(self, epoch: int, end: int, is_unused: Callable[[], bool]) -> bool:
+        """Say that nothing is reserved beyond `end`, where the log of the owner in `epoch` ends; true if that is so.
+
+        As in `extend`, for an owner that has nothing to export.
+        """
+
+        def change(state: StoredState) -> Write[bool] | Done[bool]:
+            if not is_unused():
+                return Done(False)
+            puts = self._given_back(state, end)
+            return Write([RevisionIs(self.keys.state, state.revision)], puts, True) if puts else Done(True)
+
+        what = f"{self.keys}: what is reserved beyond offset {end} stays so"
+        return transact(self.store, lambda: self.owned(epoch), change, what=what, clock=self.clock)
+
+    def _given_back(self, stored: StoredState, end: int) -> list[Operation]:
+        """What is written so that nothing is reserved beyond `end`; nothing if that is so, or it is not known."""
+        state = stored.state
+        if state.phase is Phase.SEALED or state.reserved_in_log or state.reserved_end <= end:
+            return []
+        given = msgspec.structs.replace(state, reserved_end=end)
+        return [Put(self.keys.state, encode_value(given, unknown=stored.unknown))]
 
     def replace(self, old: Sequence[Piece], new: SegmentDescriptor, *, also: Sequence[Compare] = ()) -> bool:
         """Put one descriptor (a segment or a manifest) in the place of consecutive ones; false if they changed.
@@ -431,8 +491,13 @@ class ShardCatalog:
         stored = self.state()
         if stored is None or stored.state.epoch != epoch or stored.state.incarnation != self._topic_id:
             now = "gone" if stored is None else f"in epoch {stored.state.epoch}"
+            is_deleted = (
+                stored is None or stored.state.incarnation != self._topic_id or stored.state.phase is Phase.DELETING
+            )
             raise Fenced(
-                f"{self.keys} is {now}: the owner of epoch {epoch} may not change its history any more", shard=self.keys
+                f"{self.keys} is {now}: the owner of epoch {epoch} may not change its history any more",
+                shard=self.keys,
+                deleted=is_deleted or None,
             )
         return stored
 

@@ -233,6 +233,42 @@ class Collector:
         )
         return judge(listed, facts)
 
+    def look_at(self, scope: Scope, keys: Collection[str]) -> Judgement:
+        """Judge these objects alone, and those that belong to them, as if every grace were over; remove nothing.
+
+        For objects that hold erased records: neither their age nor a reader that may have begun keeps them.
+        """
+        listed = [stat for stat in scope.store.list(scope.prefix) if _belongs_to(stat.key, keys)]
+        is_compacting = scope.is_compacting()
+        load_ids = {_load_of(stat.key) for stat in listed} - {""}
+        loads_over = scope.loads_over(load_ids) if load_ids else ()
+        standing = [piece.descriptor for piece in scope.catalog.pieces()]
+        pieces = scope.catalog.descriptors()
+        facts = Facts(
+            old_before_ms=None,
+            grace_s=0.0,
+            named=keys_of([*standing, *pieces], scope.is_there),
+            tabled=_with_indexes(scope.tabled()),
+            unexported=_with_indexes(scope.unexported()),
+            is_compacting=is_compacting,
+            loads_over=loads_over,
+            epoch=scope.epoch,
+            is_elsewhere=any(map(scope.is_elsewhere, pieces)),
+        )
+        return judge(listed, facts)
+
+    def remove_at_once(self, scope: Scope, keys: Collection[str]) -> list[str]:
+        """Remove those of these objects that nothing but a grace keeps; the keys of what was removed.
+
+        An index goes before its segment: what is left by a crash in between is found again by the segment.
+        """
+        judged = self.look_at(scope, keys)
+        removed = sorted((key for key, why in judged.items() if not why), key=is_segment)
+        for key in removed:
+            scope.store.delete(key)
+            logger.info("%s: removed the object %s, which held erased records", scope.catalog.keys, key)
+        return removed
+
     def may_go(self, listed: Iterable[Stat], named: Collection[str] = ()) -> list[Stat]:
         """Those of the objects that their shard's owner may find unneeded: a first look before the shard is opened.
 
@@ -284,6 +320,14 @@ def named_by(catalog: ShardCatalog, is_there: Callable[[SegmentDescriptor], bool
 
 def _with_indexes(keys: Collection[str]) -> set[str]:
     return {*keys, *(index_name(key) for key in keys if is_segment(key))}
+
+
+def _belongs_to(key: str, keys: Collection[str]) -> bool:
+    """Whether it is one of these objects, or an index of one of them."""
+    if key in keys or not key.endswith(INDEX_SUFFIX):
+        return key in keys
+    stem = key.removesuffix(INDEX_SUFFIX)
+    return any(stem.startswith(segment.rpartition(".")[0]) for segment in keys if is_segment(segment))
 
 
 def _is_rewritten(piece: SegmentDescriptor, since_ms: int) -> bool:

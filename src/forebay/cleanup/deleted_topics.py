@@ -2,29 +2,34 @@
 
 The steps of one deletion, each of which may be repeated after a crash: record in every shard's state that it is being
 deleted, so that no owner adds to it; stop the work on its shards here; note what other directories and late uploads may
-still bring; remove local files, then objects, then states, loads, cursors and subscriptions; end the deletion. Objects
-that landed late, and files in other directories, go later, by the notes. Knows the metadata store; engines come in as
-functions.
+still bring; wait until owners elsewhere have stopped; remove local files, then objects, then states, loads, cursors and
+subscriptions; end the deletion. Objects that landed late, and files in other directories, go later, by the notes. Knows
+the metadata store; engines come in as functions.
+
+An owner elsewhere follows the definitions of topics. Once it finds its topic deleted it stops, and says so in the state
+of the shard: it takes its session out (`owner_stopped`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from forebay.catalog import StoredState, read_state
+from forebay.catalog.entries import decode_entry, read_or_log, readable
 from forebay.catalog.transact import Done, Write, transact
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
-from forebay.errors import ForebayError, Unavailable
+from forebay.errors import Corrupt, ForebayError, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import Phase, ShardState
-from forebay.format.metadata.keys import deleted_key, late_key, shard_of_state, state_key
-from forebay.format.metadata.value import decode_value, encode_value
+from forebay.format.metadata.keys import deleted_key, late_key, shard_of_state, state_key, topic_key
+from forebay.format.metadata.value import encode_value
 from forebay.loads.book import LoadBook
 from forebay.metadata import (
+    Absent,
     Compare,
     Delete,
     DeleteRange,
@@ -42,6 +47,10 @@ from forebay.topics import Engine, ShardRef, TopicName, TopicSpec, refs_of, shar
 from forebay.workers import AtWork
 
 logger = logging.getLogger(__name__)
+
+OWNER_SECONDS: Final = 2.0
+"""So long a deletion waits for owners elsewhere that live. They look for changes every `definitions.FOLLOW_SECONDS`."""
+POLL_SECONDS: Final = 0.02
 
 
 class LateObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,9 +92,8 @@ class DeletionNotes:
         self._clock = clock
 
     def deleting(self) -> list[TopicSpec]:
-        """Topics whose deletion has begun and not ended."""
-        entries = self._metadata.range(f"{self._prefix}/deleted/")
-        return [decode_value(entry.value, TopicSpec)[0] for entry in entries]
+        """Topics whose deletion has begun and not ended. A note that cannot be read is logged and left out."""
+        return [spec for _, spec in readable(self._metadata.range(f"{self._prefix}/deleted/"), TopicSpec)]
 
     def note_late(self, late: LateObjects) -> None:
         """Record what may still have something of a topic that is being deleted. What is recorded already stays."""
@@ -111,7 +119,7 @@ class DeletionNotes:
             deletion, entry = entries
             if deletion is None:
                 return Done(None)
-            known = decode_value(entry.value, LateObjects)[0] if entry is not None else late
+            known = decode_entry(entry, LateObjects)[0] if entry is not None else late
             holders = tuple(sorted({*known.holders, *late.holders}))
             value = msgspec.structs.replace(late, swept_from=max(known.swept_from, late.swept_from), holders=holders)
             # Compared, so that one whose answer was lost cannot bring the note back when that was seen to already.
@@ -128,9 +136,8 @@ class DeletionNotes:
         transact(self._metadata, found, noted, what=what, clock=self._clock)
 
     def late_objects(self) -> list[LateObjects]:
-        """Deleted topics whose objects are to be looked for once more."""
-        entries = self._metadata.range(late_key("", prefix=self._prefix))
-        return [decode_value(entry.value, LateObjects)[0] for entry in entries]
+        """Deleted topics whose objects are to be looked for once more. A note that cannot be read is left out."""
+        return [late for _, late in readable(self._metadata.range(late_key("", prefix=self._prefix)), LateObjects)]
 
     def late_swept(self, late: LateObjects) -> None:
         """Its objects were looked for once more."""
@@ -150,7 +157,7 @@ class DeletionNotes:
         entry = self._metadata.get(key)
         if entry is None:
             return
-        known, unknown = decode_value(entry.value, LateObjects)
+        known, unknown = decode_entry(entry, LateObjects)
         noted = change(known)
         operation = Delete(key) if noted.is_over else Put(key, encode_value(noted, unknown=unknown))
         self._metadata.transaction([RevisionIs(key, entry.mod_revision)], [operation])
@@ -198,9 +205,11 @@ class Deletions:
         """Remove what deleted topics left; those of which something is left, which is logged and tried again later.
 
         With `name`, for a caller that creates or deletes a topic, only topics of that name: it does not wait for the
-        objects of others. Without, for the background, all that no other thread is at.
+        objects of others, but for owners of these topics elsewhere: on return those that live and answer have stopped.
+        Without, for the background, all that no other thread is at.
         """
         left, has_failed = [], False
+        patience_s = 0.0 if name is None else OWNER_SECONDS
         for spec in self.notes.deleting():
             # Where there are no objects nothing takes long, and no worker comes by later.
             if name not in (None, spec.name) and self._objects is not None:
@@ -208,15 +217,15 @@ class Deletions:
             with self._at_work.at(spec.topic_id) as is_free:
                 if not is_free and name is None:
                     left.append(spec)
-                elif not self._is_finished(spec):
+                elif not self._is_finished(spec, patience_s):
                     left.append(spec)
                     has_failed = True
         self._is_behind = has_failed or (self._is_behind and name is not None)
         return [spec for spec in left if name in (None, spec.name)]
 
-    def _is_finished(self, spec: TopicSpec) -> bool:
+    def _is_finished(self, spec: TopicSpec, patience_s: float) -> bool:
         try:
-            self._finish(spec)
+            self._finish(spec, patience_s)
         except (OSError, ForebayError) as error:
             logger.warning("%s is deleted, but not all of it could be removed yet: %s", spec.name, error)
             return False
@@ -251,19 +260,97 @@ class Deletions:
         if late.shard_ids.isdisjoint(local()):
             self.notes.late_removed(late, self._holder)
 
-    def _finish(self, spec: TopicSpec) -> None:
+    def owner_stopped(self, ref: ShardRef) -> None:
+        """This process owned the shard, whose topic another has deleted, and acknowledges nothing more: record that.
+
+        Also where the deletion has not got to this shard yet: then its state says from now on that it is being deleted.
+        A deletion may have been over before this process made the state; then nothing else was recorded since, and the
+        state goes again.
+        """
+        metadata, prefix, spec = self._metadata, self._settings.metadata.prefix, ref.spec
+        key = state_key(spec.namespace, spec.topic, ref.partition, prefix=prefix)
+        notes = [kind(spec.topic_id, prefix=prefix) for kind in (deleted_key, late_key)]
+
+        def read() -> tuple[StoredState | None, bool]:
+            return read_state(metadata, key), any(metadata.get(note) is not None for note in notes)
+
+        def stopped(found: tuple[StoredState | None, bool]) -> Write[None] | Done[None]:
+            stored, is_noted = found
+            if stored is None or (stored.state.incarnation, stored.state.holder) != (spec.topic_id, self._holder):
+                return Done(None)
+            unchanged = [RevisionIs(key, stored.revision)]
+            if stored.state.phase is Phase.DELETING or is_noted:
+                state = _deleting(stored.state, owner=None)
+                put = Put(key, encode_value(state, unknown=stored.unknown))
+                return Done(None) if state == stored.state else Write(unchanged, [put], None)
+            # Only then: a definition that is missing without any note of a deletion is no reason to forget history.
+            is_all = len(metadata.range(key.removesuffix("state"), limit=2)) == 1
+            return Write(unchanged, [Delete(key)], None) if is_all else Done(None)
+
+        what = f"{ref}: that its owner has stopped is not recorded"
+        transact(metadata, read, stopped, what=what, clock=self._clock)
+
+    def forget_left_over(self, ref: ShardRef, incarnation: str) -> None:
+        """Forget a state of an earlier topic of this name, unless its deletion is under way: that will do it.
+
+        By a note that cannot be read none is. A process that found the topic just before it was deleted may have made
+        the state after the deletion was over.
+        """
+        prefix = self._settings.metadata.prefix
+        note = self._metadata.get(deleted_key(incarnation, prefix=prefix))
+        if note is None or read_or_log(note, TopicSpec) is None:
+            key = state_key(ref.spec.namespace, ref.spec.topic, ref.partition, prefix=prefix)
+            mark_deleting(self._metadata, key, incarnation, self._clock)
+            forget_shard(self._metadata, key, incarnation, self._clock)
+
+    def _await_owners(self, spec: TopicSpec, states: Mapping[str, ShardState | None], seconds: float) -> None:
+        """Return once every owner of these shards in another directory has stopped or is gone, or the time is up."""
+        deadline = self._clock.monotonic() + seconds
+        left = {key: state for key, state in states.items() if state is not None and self._is_owned_elsewhere(state)}
+        while left:
+            key, state = next(iter(left.items()))
+            if self._clock.monotonic() >= deadline:
+                logger.warning(
+                    "%s is deleted, but its owner in directory %s lives and has not said that it has stopped: it stops "
+                    "once it can read the metadata store, at the latest when its session ends",
+                    spec.name,
+                    state.holder,
+                )
+                return
+            self._clock.sleep(POLL_SECONDS)
+            stored = read_state(self._metadata, key)
+            if (
+                stored is None
+                or stored.state.incarnation != spec.topic_id
+                or not self._is_owned_elsewhere(stored.state)
+            ):
+                del left[key]
+
+    def _is_owned_elsewhere(self, state: ShardState) -> bool:
+        """Whether another directory has the shard open, as far as is recorded: its session lives."""
+        if state.owner is None or state.holder == self._holder:
+            return False
+        return self._metadata.session_alive(state.owner)
+
+    def _finish(self, spec: TopicSpec, patience_s: float) -> None:
         metadata, prefix = self._metadata, self._settings.metadata.prefix
         refs = refs_of(spec)
         keys = [state_key(spec.namespace, spec.topic, ref.partition, prefix=prefix) for ref in refs]
-        states = []
+        states: dict[str, ShardState | None] = {}
         for ref, key in zip(refs, keys, strict=True):
             # First, so that no owner anywhere can add to what is being removed.
-            states.append(mark_deleting(metadata, key, spec.topic_id, self._clock))
+            try:
+                states[key] = mark_deleting(metadata, key, spec.topic_id, self._clock)
+            except (Corrupt, UnsupportedFormat):
+                self._forget_unreadable(spec, key)
+                states[key] = None
             self._stop_work(ref)
         # Before the states that say it are gone.
-        late = self._late(spec, [state for state in states if state is not None])
+        late = self._late(spec, [state for state in states.values() if state is not None])
         if late is not None:
             self.notes.note_late(late)
+        if patience_s:
+            self._await_owners(spec, states, patience_s)
         for ref in refs:
             self._delete_shard(ref)
             # Again: a thread that found the topic before its deletion may have opened the shard since.
@@ -271,13 +358,26 @@ class Deletions:
         if self._objects is not None and spec.engine is Engine.SEGMENT:
             self._objects.clear_topic(spec.topic_id, spec.partitions)
         for key in keys:
-            forget_shard(metadata, key, spec.topic_id)
+            forget_shard(metadata, key, spec.topic_id, self._clock)
         LoadBook(metadata, prefix, self._clock).forget_topic(spec.topic_id)
         ProgressStore(metadata, prefix, self._clock).forget_topic(spec.namespace, spec.topic, spec.topic_id)
         SubscriptionStore(metadata, prefix, self._clock).forget_topic(spec)
         noted = {found.topic_id: found for found in self.notes.late_objects()} if late is None else {}
         self.notes.end_deletion(spec, late or noted.get(spec.topic_id))
         self._forget_topic(spec)
+
+    def _forget_unreadable(self, spec: TopicSpec, key: str) -> None:
+        """Remove a state that cannot be read, and its catalog: no topic of this name is defined that it could be of.
+
+        An owner anywhere finds it gone at its next commit, and stops. Files in other directories are not known of.
+        """
+        entry = self._metadata.get(key)
+        if entry is None:
+            return
+        no_other = Absent(topic_key(spec.namespace, spec.topic, prefix=self._settings.metadata.prefix))
+        unchanged = RevisionIs(key, entry.mod_revision)
+        if not self._metadata.transaction([unchanged, no_other], [DeleteRange(key.removesuffix("state"))]).succeeded:
+            raise Unavailable(f"{key} cannot be read, and may be of another topic {spec.name} by now")
 
     def _stop_work(self, ref: ShardRef) -> None:
         """Have no more work on the shard begin in the background; `Unavailable` if some is under way."""
@@ -300,17 +400,24 @@ class Deletions:
         )
 
 
+def _deleting(state: ShardState, *, owner: str | None) -> ShardState:
+    """The state of a shard whose topic is being deleted; `owner` is the session that has not stopped yet, if any."""
+    epoch = state.epoch if state.phase is Phase.DELETING else state.epoch + 1
+    return msgspec.structs.replace(state, phase=Phase.DELETING, epoch=epoch, owner=owner, target=None)
+
+
 def mark_deleting(metadata: MetadataStore, key: str, incarnation: str, clock: Clock) -> ShardState | None:
-    """On return no owner, present or future, can change this shard's history any more; its state, if it has one."""
+    """On return no owner, present or future, can change this shard's history any more; its state, if it has one.
+
+    The owner stays recorded until it has stopped, see `Deletions.owner_stopped`.
+    """
 
     def deleting(stored: StoredState | None) -> Write[ShardState | None] | Done[ShardState | None]:
         if stored is None or stored.state.incarnation != incarnation:
             return Done(None)
         if stored.state.phase is Phase.DELETING:
             return Done(stored.state)
-        state = msgspec.structs.replace(
-            stored.state, phase=Phase.DELETING, epoch=stored.state.epoch + 1, owner=None, target=None
-        )
+        state = _deleting(stored.state, owner=stored.state.owner)
         put = Put(key, encode_value(state, unknown=stored.unknown))
         return Write([RevisionIs(key, stored.revision)], [put], state)
 
@@ -318,8 +425,16 @@ def mark_deleting(metadata: MetadataStore, key: str, incarnation: str, clock: Cl
     return transact(metadata, lambda: read_state(metadata, key), deleting, what=what, clock=clock)
 
 
-def forget_shard(metadata: MetadataStore, key: str, incarnation: str) -> None:
-    """Remove the state and the catalog of a deleted shard, unless the name belongs to a new topic already."""
-    stored = read_state(metadata, key)
-    if stored is not None and stored.state.incarnation == incarnation:
-        metadata.transaction([RevisionIs(key, stored.revision)], [DeleteRange(key.removesuffix("state"))])
+def forget_shard(metadata: MetadataStore, key: str, incarnation: str, clock: Clock) -> None:
+    """Remove the state and the catalog of a deleted shard, unless the name belongs to a new topic already.
+
+    Its last owner may write meanwhile that it has stopped (`Deletions.owner_stopped`): then the look is repeated.
+    """
+
+    def forgotten(stored: StoredState | None) -> Write[None] | Done[None]:
+        if stored is None or stored.state.incarnation != incarnation:
+            return Done(None)
+        return Write([RevisionIs(key, stored.revision)], [DeleteRange(key.removesuffix("state"))], None)
+
+    what = f"{shard_of_state(key)}: what is recorded of a deleted shard is not removed"
+    transact(metadata, lambda: read_state(metadata, key), forgotten, what=what, clock=clock)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
+from forebay.errors import UnknownTopic
 from forebay.format.files.segment import parse_segment_name
 from forebay.places import is_private
 from forebay.settings import WalSettings
@@ -52,7 +53,9 @@ def clearing_of_moved(
     """
     for shard in local.shards():
         if shard.ref.id in deleted:
-            shard.wal.fence("its topic was deleted from another directory")
+            shard.leave(
+                UnknownTopic(f"topic {shard.ref.spec.name} was deleted: this handle has ended", shard=shard.ref)
+            )
     present = set(disk.list_directory(local.directory)) - {shard.ref.id for shard in local.shards()}
     if not present:
         return

@@ -13,7 +13,7 @@ from typing import ParamSpec
 
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog, ShardKeys
-from forebay.cleanup.collector import Collector, Scope
+from forebay.cleanup.collector import Collector, Judgement, Scope
 from forebay.cleanup.tables import TableObjects
 from forebay.clock import Clock
 from forebay.errors import ForebayError
@@ -66,6 +66,51 @@ class ObjectCleanup:
                 handed_over = replace(owned, store=places.store, is_there=lambda piece: not is_private(piece))
                 removed += self.collector.collect(handed_over)
         return removed
+
+    def judged(
+        self, shard: SegmentShard, store: BlobStore, keys: Collection[str], is_compacting: Callable[[], bool] | None
+    ) -> Judgement:
+        """Why objects of an owned shard that hold erased records are kept, graces apart; see `Collector.look_at`."""
+        return {
+            key: why
+            for scope in self._erased_in(shard, store, is_compacting)
+            for key, why in self.collector.look_at(scope, keys).items()
+        }
+
+    def table_formats(self, shard: SegmentShard) -> tuple[str, ...]:
+        """The formats of the tables that name objects of the shard's topic; empty where that was not written down."""
+        return self._tables(shard.ref).formats()
+
+    def remove_at_once(
+        self, shard: SegmentShard, store: BlobStore, keys: Collection[str], is_compacting: Callable[[], bool]
+    ) -> list[str]:
+        """Remove objects of an owned shard that hold erased records, unless more than a grace keeps them; the keys.
+
+        The caller holds the lease to compact the shard, which `is_compacting` checks. Exports of the shard wait.
+        """
+        with shard.history.exports_paused():
+            return [
+                key
+                for scope in self._erased_in(shard, store, is_compacting)
+                for key in self.collector.remove_at_once(scope, keys)
+            ]
+
+    def _erased_in(
+        self, shard: SegmentShard, store: BlobStore, is_compacting: Callable[[], bool] | None
+    ) -> list[Scope]:
+        """Where objects of a shard lie in a store: by its id, and of partition 0 by that of the topic, for loads."""
+        ref = shard.ref
+        names = [ref.id, ref.spec.topic_id] if ref.partition == 0 else [ref.id]
+        return [
+            replace(
+                self._scope(ref, store, f"{name}/", is_compacting),
+                epoch=shard.epoch,
+                unexported=shard.history.unexported,
+                loads_over=self._known_over,
+                is_there=lambda piece: self._places.by_name.get(piece.store) is store,
+            )
+            for name in names
+        ]
 
     def collect_private(self, ref: ShardRef, is_compacting: Callable[[], bool] | None = None) -> list[str]:
         """Remove Parquet segments of the data directory that history does not name there any more; their keys.
@@ -162,11 +207,21 @@ class ObjectCleanup:
         return ShardCatalog(self._metadata, keys, ref.spec.topic_id, self._places.manifest, clock=self._clock)
 
     def _tabled(self, ref: ShardRef) -> Collection[str]:
-        spec, shared = ref.spec, self._places.store if self._settings.is_shared else None
-        tabled = TableObjects(
-            self._metadata, self._prefix, spec.namespace, spec.topic, spec.topic_id, clock=self._clock
-        )
-        return tabled.objects(shared or self._places.loads)
+        shared = self._places.store if self._settings.is_shared else None
+        return self._tables(ref).objects(shared or self._places.loads)
+
+    def _tables(self, ref: ShardRef) -> TableObjects:
+        spec = ref.spec
+        return TableObjects(self._metadata, self._prefix, spec.namespace, spec.topic, spec.topic_id, clock=self._clock)
+
+    def _known_over(self, load_ids: Collection[str]) -> set[str]:
+        """Those of the loads that are over. One that was never offered may be in the making: it is not given up."""
+        found = {load_id: self._book.find(load_id) for load_id in load_ids}
+        return {
+            load_id
+            for load_id, stored in found.items()
+            if stored is not None and stored.load.status is not LoadStatus.OFFERED
+        }
 
     def _over(self, ref: ShardRef, load_ids: Collection[str]) -> set[str]:
         unknown_as = never_offered(ref.spec, created_at=self._clock.now_ms())

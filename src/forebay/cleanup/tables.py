@@ -33,6 +33,8 @@ class ListedObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     topic_id: str
     objects: tuple[str, ...] = ()
     manifest: ManifestRef | None = None
+    formats: tuple[str, ...] = ()
+    """The formats of the tables that name some; empty where an earlier version wrote this down, which did not say."""
 
     @property
     def objects_at(self) -> str | None:
@@ -62,21 +64,27 @@ class TableObjects:
                 return frozenset(load_value(store, found.manifest, ListedObjects).objects)
         raise Unavailable(f"the list that {self._key} names is not there: nothing is swept; register the tables again")
 
+    def formats(self) -> tuple[str, ...]:
+        """The formats of the tables that name some; empty where that was not written down."""
+        return self._stored()[0].formats
+
     def is_some(self) -> bool:
         """Whether there are any."""
         found = self._stored()[0]
         return bool(found.objects) or found.manifest is not None
 
-    def put(self, keys: Iterable[str], store: BlobStore, *, held: Sequence[Compare] = ()) -> None:
+    def put(
+        self, keys: Iterable[str], store: BlobStore, *, formats: Iterable[str] = (), held: Sequence[Compare] = ()
+    ) -> None:
         """On return exactly these are kept. A caller that names more adds to what `objects` gives; one at a time.
 
-        `held` is compared too: the lease of the caller, for example.
+        `formats` are those of the tables that name them. `held` is compared too: the lease of the caller, for example.
         """
-        listed = tuple(sorted(keys))
-        value = ListedObjects(topic_id=self._topic_id, objects=listed)
+        listed, named_by = tuple(sorted(keys)), tuple(sorted(formats))
+        value = ListedObjects(topic_id=self._topic_id, objects=listed, formats=named_by)
         if len(listed) > LISTED_MAX:
             ref = store_value(store, f"{self._topic_id}/tables/", value)
-            value = ListedObjects(topic_id=self._topic_id, manifest=ref)
+            value = ListedObjects(topic_id=self._topic_id, manifest=ref, formats=named_by)
 
         # Of every attempt: the one whose answer was lost may have replaced it.
         lists_before: set[str | None] = set()

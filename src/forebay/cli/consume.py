@@ -94,7 +94,7 @@ def consume(
 
     Ranges without records are reported in band: on stderr, or with --format json as {"gap": …} in their place.
     """
-    first = parse_start(start) if start is not None else LATEST if follow else EARLIEST
+    first = parse_start(start, "--from") if start is not None else LATEST if follow else EARLIEST
     last = parse_stop(until) if until is not None else None
     if timeout is not None and (not follow or timeout < 0):
         raise Invalid("--timeout is a number of seconds to wait with --follow")

@@ -38,6 +38,8 @@ LettersOption = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All that are there now.")]
 
+_OTHERS_MAX: Final = 1_000
+"""So many of the letters that a replay has left are looked at."""
 _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,19})")
 
 
@@ -65,7 +67,7 @@ def list_letters(
             else:
                 rows.append(_table_row(letter))
     if rows:
-        say_table(("letter", "from", "subscription", "attempts", "reason", "error"), rows)
+        say_table(("letter", "from", "subscription", "attempts", "reason", "vouched", "error"), rows)
 
 
 @command(app, "show", examples=["forebay deadletter show shop/orders billing --letter 0:17"], by_url=True)
@@ -109,13 +111,24 @@ def replay(
         str | None,
         typer.Option(metavar="TOPIC", help="Into this topic [default: where each comes from].", show_default=False),
     ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--origin",
+            metavar="TOPIC",
+            help="Also records that say they come from this topic, and that nothing vouches for; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Append dead letters again, each exactly once, and remove them. One that was interrupted is run again."""
     chosen = _chosen(letters, is_all=all_letters)
     with run.writing() as log:
         found = _letters(log, topic, name)
-        count = found.replay(chosen, to=to)
+        count = found.replay(chosen, to=to, origins=origins or ())
+        if chosen is None:
+            _complain_of_others(found)
     _say_count("replayed", found.topic, count, as_json=as_json)
 
 
@@ -151,6 +164,16 @@ def _listed(letters: DeadLetters, count: int) -> Iterator[DeadLetter]:
         complain(f"{letters.topic} has more dead letters than these {count}: raise --count")
 
 
+def _complain_of_others(letters: DeadLetters) -> None:
+    """Say which records a replay of all has passed over."""
+    others = [letter for letter in _listed(letters, _OTHERS_MAX) if not letter.is_vouched]
+    for origin in sorted({letter.topic for letter in others}):
+        complain(
+            f"records of {letters.topic} say that they are dead letters of {origin}, and nothing vouches for that: "
+            f"they stay. Look at them (forebay deadletter list), then replay them with --origin {origin}, or purge them"
+        )
+
+
 def _table_row(letter: DeadLetter) -> tuple[object, ...]:
     return (
         _place(letter),
@@ -158,6 +181,7 @@ def _table_row(letter: DeadLetter) -> tuple[object, ...]:
         letter.subscription,
         letter.attempts,
         letter.reason,
+        "yes" if letter.is_vouched else "no",
         (letter.error or "")[:60],
     )
 
@@ -195,6 +219,7 @@ def _item(letter: DeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "error": letter.error,
         "at": readable_time(letter.at),
+        "is_vouched": letter.is_vouched,
         "record": plain_item(letter.record),
     }
 

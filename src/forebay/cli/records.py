@@ -6,8 +6,9 @@ import base64
 import binascii
 import contextlib
 import re
-from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -24,7 +25,6 @@ from forebay.wire.positions import parse_time
 if TYPE_CHECKING:
     from forebay.records import Record
     from forebay.surface.blocking import TopicHandle
-    from forebay.topics import TopicSpec
 
 app = group("records", help="Find and delete single records by key, tag, time and offset.")
 
@@ -150,42 +150,88 @@ def delete(
         say(f"{topic.name}: {count} records deleted")
 
 
-@command(app, "erase", examples=["forebay records erase shop/orders --key 42 --yes"], by_url=True)
+@command(
+    app,
+    "erase",
+    examples=[
+        "forebay records erase shop/orders --key 42 --yes",
+        "forebay records erase shop/orders --key 42 --now --yes",
+    ],
+    by_url=True,
+)
 def erase(
     run: Invocation,
     *,
     name: TopicArgument,
     key: KeyOption = None,
     key_b64: CodedKeyOption = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Rewrite what holds them, without Spark, and remove the old files at once.")
+    ] = False,
     yes: YesOption = False,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Delete every record of a key, in all partitions and tiers, and say where its bytes still lie.
 
-    From its return on no reader gets them. Files and objects are never changed: the bytes go when those are compacted.
+    From its return on no reader gets them. Their bytes go when the files and objects that have them are compacted, or
+    with --now. Says, each time it is asked, every file that still holds them and what to run, and ends with code 1
+    where --now has left some. Copies in other topics are named, and are erased there.
     """
     wanted = _key(key, key_b64)
     _check_one(key=wanted)
     assert wanted is not None
-    with run.writing() as log:
-        topic = log.topic(name)
-        confirm(f"every record of {topic.name} with key {key or key_b64}", yes=yes)
-        places: dict[int, list[int]] = {}
-        count = 0
-        for partition in range(topic.partitions):
-            # Where they lay can be asked only before they go; what comes in between goes and is counted.
-            stream = topic.read_by_key(wanted, history=True, partition=partition)
-            places[partition] = [record.offset for record in stream]
-            count += topic.delete_by_key(wanted, partition=partition)
-    left = _remains(run, topic.spec, places)
-    item: dict[str, Any] = {"topic": topic.name, "deleted": count, "remains": left}
+    erased_there = partial(_erased_here, run) if run.url is None else partial(_erased_asked, run.url)
+    item = erased_there(name, wanted, now=now, asked=lambda topic: confirm(_every(topic, key or key_b64), yes=yes))
     if as_json:
         say_json(item)
-        return
-    say(f"{topic.name}: {count} records deleted, no reader sees them again")
-    for place in left:
+    else:
+        _say_erased(item)
+    return PROBLEM if now and item["remains"] else 0
+
+
+def _every(topic: str, key: str | None) -> str:
+    return f"every record of {topic} with key {key}"
+
+
+def _erased_here(run: Invocation, name: str, key: bytes, *, now: bool, asked: Callable[[str], None]) -> dict[str, Any]:
+    with run.writer() as log:
+        asked(log.topic(name).name)
+        erased = log.erase_key(name, key, now=now)
+    item = asdict(erased)
+    return {
+        "topic": erased.topic,
+        "deleted": erased.deleted,
+        "remains": item["remains"],
+        "commands": erased.commands,
+        "copies": item["copies"],
+    }
+
+
+def _erased_asked(url: str, name: str, key: bytes, *, now: bool, asked: Callable[[str], None]) -> dict[str, Any]:
+    """As the broker says, which does it where the topic is."""
+    import msgspec
+
+    from forebay.cli.brokers import asked_to
+    from forebay.topics import TopicName
+    from forebay.wire.messages import ErasedItem, Erasing
+
+    asked(str(TopicName.parse(name)))
+    erasing = Erasing(key_b64=base64.b64encode(key).decode(), now=now)
+    found: dict[str, Any] = msgspec.to_builtins(asked_to(url, name, "erase", erasing, ErasedItem))
+    return found
+
+
+def _say_erased(item: dict[str, Any]) -> None:
+    say(f"{item['topic']}: {item['deleted']} records deleted, no reader sees them again")
+    for place in item["remains"]:
         where = f"{place['place']}, {readable_bytes(place['bytes'])}"
         say(f"  their bytes remain in {where} ({place['tier']}) until {place['until']}")
+    if item["commands"]:
+        say("to remove them, run in this order:")
+        for line in item["commands"]:
+            say(f"  {line}")
+    for copy in item["copies"]:
+        say(f"{copy['topic']} may have copies ({copy['by']}): {copy['command']}")
 
 
 def _found(
@@ -227,74 +273,3 @@ def _offsets(text: str) -> tuple[int, int]:
     if found is None:
         raise Invalid(f"--offsets is {text!r:.80}; give A-B, as 100-200: from 100 on, below 200")
     return int(found[1]), int(found[2])
-
-
-def _remains(run: Invocation, spec: TopicSpec, places: dict[int, list[int]]) -> list[dict[str, Any]]:
-    """Each file and object with bytes of the records at these offsets, by partition, until it is compacted."""
-    return _local_remains(run, spec, places) if run.url is None else _asked_remains(run.url, spec, places)
-
-
-def _asked_remains(url: str, spec: TopicSpec, places: dict[int, list[int]]) -> list[dict[str, Any]]:
-    """As a broker says: it names its log files by their offsets, and nothing of what was set aside."""
-    from forebay.cli.brokers import BrokerCalls
-    from forebay.client.topics import topic_path
-    from forebay.client.transport import HttpCall
-    from forebay.storage.usage import Tier
-    from forebay.wire.messages import SegmentList
-
-    left = []
-    with BrokerCalls(url) as calls:
-        for partition, offsets in places.items():
-            start: int | None = 0 if offsets else None
-            while start is not None:
-                query = {"partition": str(partition), "start": str(start)}
-                call = HttpCall(method="GET", path=f"{topic_path(spec.name)}/segments", query=query)
-                page = calls.ask(call, SegmentList)
-                for file in page.local:
-                    if _has(offsets, file.start, file.end):
-                        tier = Tier.SEALED if file.sealed else Tier.LOG
-                        place = f"log file [{file.start}, {file.end})"
-                        left.append(_left(partition, tier, place, file.bytes or 0))
-                left += [
-                    _left(partition, Tier.HISTORY, piece.object, piece.bytes)
-                    for piece in page.history
-                    if piece.object is not None and _has(offsets, piece.start, piece.end)
-                ]
-                start = page.next
-    return left
-
-
-def _left(partition: int, tier: str, place: str, size: int, until: str = "compaction") -> dict[str, Any]:
-    return {"partition": partition, "tier": tier, "place": place, "bytes": size, "until": until}
-
-
-def _local_remains(run: Invocation, spec: TopicSpec, places: dict[int, list[int]]) -> list[dict[str, Any]]:
-    from forebay.cli.directory import database_of, look_at, pieces_of
-    from forebay.storage.usage import Tier, bytes_below
-    from forebay.topics import Engine
-
-    found = look_at(run)
-    if not any(places.values()):
-        return []
-    if spec.engine is Engine.ROCKSDB:
-        database = database_of(found)
-        if not run.disk.exists(database):
-            return []
-        until = "RocksDB compacts the files that have them"
-        size = bytes_below(run.disk, database)
-        return [{"tier": Tier.DATABASE, "place": database, "bytes": size, "until": until}]
-    left = []
-    for place in found.places():
-        offsets = places.get(place.partition, []) if place.spec == spec else []
-        for piece in pieces_of(found, place, run.disk) if offsets else ():
-            # What was set aside is not known by offsets, and may have them.
-            if piece.tier is Tier.ASIDE or _has(offsets, piece.start, piece.stop):
-                until = "you remove what was set aside" if piece.tier is Tier.ASIDE else "compaction"
-                left.append(_left(place.partition, piece.tier, piece.place, piece.bytes, until))
-    return left
-
-
-def _has(offsets: list[int], start: int, stop: int) -> bool:
-    """Whether any of the offsets, which are sorted, lies in `[start, stop)`."""
-    at = bisect_left(offsets, start)
-    return at < len(offsets) and offsets[at] < stop

@@ -79,7 +79,7 @@ def create(
 ) -> None:
     """Define a router. From then on it misses nothing, also before a process runs it."""
     rule = _rule(tags, key_prefix, headers, key, set_headers, remove_headers)
-    position = parse_start(start)
+    position = parse_start(start, "--from")
     with _written(run) as routers:
         made = routers.create(name, sources=sources, destination=destination, start=position, **rule)
     _say_router(made, f"{made.name} is created", as_json=as_json)

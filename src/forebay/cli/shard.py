@@ -1,11 +1,12 @@
-"""`forebay shard`: who has each partition, how far it goes, and bringing back records that were set aside."""
+"""`forebay shard`: who has each partition, how far it goes, taking one over, and records that were set aside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
+import msgspec
 import typer
 
 from forebay.cli.commands import command, group
@@ -16,10 +17,12 @@ from forebay.errors import ForebayError, Invalid, UnknownTopic
 
 if TYPE_CHECKING:
     from forebay.cli.brokers import BrokerCalls
+    from forebay.format.metadata.descriptor import AcceptedLoss
     from forebay.inspection.salvage import Listed, Salvage
     from forebay.storage import Storage, Topic
     from forebay.surface.blocking import Log
-    from forebay.topics import TopicSpec
+    from forebay.topics import TopicName, TopicSpec
+    from forebay.wire.messages import LossItem
 
 PAGE_TOPICS = 1000
 """Topics that are read at once."""
@@ -37,6 +40,14 @@ IntoOption = Annotated[
     typer.Option(metavar="TOPIC", help="Copy the records into this topic; made if there is none.", show_default=False),
 ]
 AppendOption = Annotated[bool, typer.Option("--append", help="Append the records to their own topic again.")]
+ShardArgument = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC[PARTITION]", help="As shop/orders[0]; a topic alone means all of its partitions."),
+]
+AcceptLossOption = Annotated[
+    bool,
+    typer.Option("--accept-loss", help="Give up records that the last holder has not exported. There is no way back."),
+]
 ListOption = Annotated[bool, typer.Option("--list", help="Only say what there is.")]
 
 
@@ -130,6 +141,92 @@ def salvage(
         target = target_of(log, found, into, create=not dry_run)
         for one in found:
             _copy(one, target, into, apply=not dry_run, as_json=as_json)
+
+
+@command(
+    app,
+    "take-over",
+    examples=[
+        "forebay shard take-over 'shop/orders[0]' --accept-loss",
+        "forebay shard take-over shop/orders --accept-loss --url http://broker:7654",
+    ],
+    by_url=True,
+)
+def take_over(
+    run: Invocation, *, shard: ShardArgument, accept_loss: AcceptLossOption = False, as_json: AsJson = False
+) -> None:
+    """Go on here with a partition whose owner is gone for good, without what it had not exported.
+
+    Try to start a process in its directory first: then nothing is lost. With --accept-loss these offsets become a gap
+    for ever; who accepted it, when, and which offsets, is recorded and shown by "topic show". Refused while the owner
+    lives. If its directory comes back, "shard salvage" appends what lies there again.
+    """
+    name, partition = _parse_shard(shard)
+    if not accept_loss:
+        raise Invalid(
+            f"{shard}: what its last holder has not exported would be lost for good. Start a process in that directory "
+            '("forebay topic show" names it); or, if it will not come back, add --accept-loss'
+        )
+    for item in _taken_over(run, name, partition):
+        if as_json:
+            say_json(item)
+        else:
+            _say_taken(item)
+
+
+def _parse_shard(text: str) -> tuple[TopicName, int | None]:
+    """The topic, and its partition if one is named."""
+    from forebay.topics import TopicName
+
+    name, bracket, number = text.partition("[")
+    if not bracket:
+        return TopicName.parse(name), None
+    if not number.endswith("]") or not number[:-1].isdecimal():
+        raise Invalid(f"{text!r:.80} names no partition: write it as shop/orders[0]")
+    return TopicName.parse(name), int(number[:-1])
+
+
+def _taken_over(run: Invocation, name: TopicName, partition: int | None) -> Iterator[dict[str, Any]]:
+    """Take over one partition after the other; what is recorded of each then."""
+    if run.url is not None:
+        from forebay.cli.brokers import asked_to
+        from forebay.wire.messages import ShardList, TakingOver
+
+        with run.reading() as asked:
+            count = asked.topic(name).partitions
+        for number in range(count) if partition is None else (partition,):
+            taking = TakingOver(partition=number, accept_loss=True)
+            for found in asked_to(run.url, str(name), "take-over", taking, ShardList).shards:
+                yield _taken_item(name, number, found.epoch, found.losses)
+        return
+    with run.writer() as log:
+        count = log.topic(name).partitions
+        for number in range(count) if partition is None else (partition,):
+            state = log.take_over(name, number, accept_loss=True)
+            yield _taken_item(name, number, state.epoch, state.losses)
+
+
+def _taken_item(
+    name: TopicName, partition: int, epoch: int, losses: Sequence[AcceptedLoss | LossItem]
+) -> dict[str, Any]:
+    return {"topic": str(name), "partition": partition, "epoch": epoch, "losses": losses_items(losses)}
+
+
+def losses_items(losses: Sequence[AcceptedLoss | LossItem]) -> list[dict[str, Any]]:
+    """What take-overs have given up, as plain values."""
+    return [msgspec.to_builtins(loss) for loss in losses]
+
+
+def loss_line(loss: dict[str, Any]) -> str:
+    """What one take-over has given up, for people."""
+    given_up = f"offsets [{loss['start']}, {loss['stop']}) of directory {loss['holder']}"
+    return f"{given_up}, by {loss['by']} at {readable_time(loss['at'])}"
+
+
+def _say_taken(item: dict[str, Any]) -> None:
+    say(f"{item['topic']}[{item['partition']}]: goes on here in epoch {item['epoch']}")
+    for loss in item["losses"]:
+        say(f"  given up     {loss_line(loss)}")
 
 
 class _States:

@@ -112,7 +112,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a subscription, or find one that is as these options say. Its first records are those from --from on."""
-    position = parse_start(start)
+    position = parse_start(start, "--from")
     given = _given(window, ack_timeout_ms, backoff_min_ms, backoff_max_ms, on_spent, dead_letter_topic)
     options = cast("SubscriptionOptions", {"mode": mode.replace("-", "_"), **given})
     if deliveries_max is not None:

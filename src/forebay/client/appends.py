@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import itertools
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -32,10 +33,26 @@ from forebay.arguments import (
     checked_values,
 )
 from forebay.client.lanes import BY_KEY, ProducerLanes
-from forebay.client.transport import HttpCall, HttpTransport
+from forebay.client.transport import HttpCall, Transport
 from forebay.clock import Clock
 from forebay.decoders import decoder
-from forebay.errors import Conflict, ForebayError, Indeterminate, Invalid, PartitionOutcomes, Throttled, Unavailable
+from forebay.errors import (
+    Closed,
+    Conflict,
+    Forbidden,
+    ForebayError,
+    Full,
+    Indeterminate,
+    Invalid,
+    Moved,
+    PartitionOutcomes,
+    Throttled,
+    Unauthenticated,
+    Unavailable,
+    UnknownTopic,
+    Unsupported,
+)
+from forebay.partitioning import partition_of_key
 from forebay.records import Headers, HeadersLike, OffsetRange
 from forebay.wire import bodies
 from forebay.wire.bodies import MediaType
@@ -44,6 +61,8 @@ from forebay.wire.messages import AppendedRanges
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
 
 ARROW_RECORDS_MIN: Final = 32
 """Fewer records go as JSON: an Arrow body has a head of about a kilobyte."""
@@ -56,6 +75,12 @@ RECORD_BYTES: Final = 64
 ADDRESS_BYTES_MAX: Final = 1024
 """Key and tag of a record whose value is the whole body stand in the address."""
 _APPENDED: Final = decoder(AppendedRanges)
+_OF_A_PARTITION: Final = (Full, Moved)
+"""Why records of one partition are refused, and others with them that share a request."""
+_OF_A_RECORD: Final = (Invalid,)
+"""Why one record is refused, or a request that brings too many."""
+_OF_ALL: Final = (UnknownTopic, Unauthenticated, Forbidden, Unsupported)
+"""Why any record is refused."""
 
 
 class SentRecords(NamedTuple):
@@ -157,7 +182,9 @@ def arrow_records(
     if partition is not None:
         checked_partition(partition)
     producing = checked_producing(producer, sequence, previous)
-    return SentRecords(batch, batch.num_rows, batch.nbytes, partition, producing, "key" in names)
+    # Rows that name a partition are placed by the broker, as those with a key are.
+    is_placed_there = "key" in names or "partition" in names
+    return SentRecords(batch, batch.num_rows, batch.nbytes, partition, producing, is_placed_there)
 
 
 def in_parts(records: SentRecords) -> list[SentRecords]:
@@ -237,11 +264,9 @@ class AsyncRemoteBatchAck:
         return error if isinstance(error, ForebayError) else None
 
     def _outcome(self) -> PartitionOutcomes | None:
-        """What the broker has said of each partition; the error of a call that was repeated has it as its cause."""
+        """What the broker has said of each partition."""
         error = self._error()
-        cause = None if error is None else error.__cause__
-        found = None if error is None else error.append_outcome
-        return found or (cause.append_outcome if isinstance(cause, ForebayError) else None)
+        return None if error is None else error.append_outcome
 
 
 class AsyncRemoteAck:
@@ -275,6 +300,16 @@ class QueuedAppend(NamedTuple):
             and isinstance(self.records.columns, RecordColumns)
         )
 
+    def succeed(self, sent: SentAppend) -> None:
+        """Its records are there."""
+        if not self.answered.done():
+            self.answered.set_result(sent)
+
+    def fail(self, error: BaseException) -> None:
+        """Why they are not, or may not be."""
+        if not self.answered.done():
+            self.answered.set_exception(error)
+
 
 class SendQueue:
     """Appends that wait to be sent, and are sent in order, one request at a time. For one event loop."""
@@ -283,15 +318,20 @@ class SendQueue:
         self,
         send: Callable[[SentRecords], Awaitable[SentAppend]],
         clock: Clock,
+        partitions: Callable[[], int],
         *,
         linger_s: float = 0.0,
         batch_records: int = PART_RECORDS,
         batch_bytes: int = PART_BYTES,
         in_flight: asyncio.Semaphore | None = None,
     ) -> None:
-        """A request waits for `linger_s` until it is full. `in_flight` is shared by queues that may not all send."""
+        """A request waits for `linger_s` until it is full. `in_flight` is shared by queues that may not all send.
+
+        `partitions` says how many the topic has, as far as is known here: a key is likely to be in that of its hash.
+        """
         self._send = send
         self._clock = clock
+        self._partitions = partitions
         self._linger_s = linger_s
         self._batch_records = batch_records
         self._batch_bytes = batch_bytes
@@ -322,24 +362,40 @@ class SendQueue:
         self.queued_bytes += records.bytes
         if len(self._queue) >= self._batch_records or self.queued_bytes >= self._batch_bytes:
             self._is_due.set()
+        self._sending = self._send_soon()
+        return answered
+
+    def _send_soon(self) -> asyncio.Task[None]:
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_queued())
-        return answered
+        return self._sending
 
     async def drain(self) -> None:
         """Send what is queued without a pause; return when all of it has its outcome."""
-        while self._sending is not None:
+        while self._queue or self._sending is not None:
             self._is_due.set()
-            await asyncio.shield(self._sending)
+            # Not awaited: a caller that waits here is not to be cancelled with it.
+            await asyncio.wait((self._send_soon(),))
 
     async def _send_queued(self) -> None:
+        group: list[QueuedAppend] = []
         try:
             while self._queue:
                 if self._linger_s:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._is_due.wait(), self._linger_s)
                 async with self._in_flight:
-                    await self._send_group(self._next_group())
+                    group = self._next_group()
+                    await self._send_group(group)
+        except BaseException:
+            # The loop ends, and its tasks with it. No append is left without an outcome.
+            for queued in group:
+                queued.fail(Indeterminate("the client ended before the broker had answered: it may be there"))
+            for queued in self._queue:
+                queued.fail(Closed("the client ended before it was sent"))
+            self._queue.clear()
+            self.queued_bytes = 0
+            raise
         finally:
             self._sending = None
 
@@ -363,27 +419,70 @@ class SendQueue:
         return group
 
     async def _send_group(self, group: list[QueuedAppend]) -> None:
-        joined = group[0].records if len(group) == 1 else _joined(group, self._clock.now_ms())
-        try:
-            sent = await self._send(joined)
-        except ForebayError as error:
-            for queued in group:
-                queued.answered.set_exception(error)
-        else:
-            if len(group) == 1:
-                group[0].answered.set_result(sent)
-                return
-            for queued, offset in zip(group, sent.offsets, strict=True):
-                # Which partition it is, the offsets of single records need not say.
-                queued.answered.set_result(SentAppend((), (offset,)))
+        """Send them in one request; in more, one after the other, where a part of them is why that was refused."""
+        waiting = [group]
+        while waiting:
+            some = waiting.pop()
+            try:
+                joined = some[0].records if len(some) == 1 else _joined(some, self._clock.now_ms())
+                sent = await self._send(joined)
+            except ForebayError as error:
+                waiting += reversed(self._refused(some, error))
+            except Exception as error:
+                # Of a library, or a mistake of ours: this request is over, and those behind it are not.
+                logger.exception("an append to a broker failed")
+                for queued in some:
+                    queued.fail(error)
+            else:
+                if len(some) == 1:
+                    some[0].succeed(sent)
+                    continue
+                for queued, offset in zip(some, sent.offsets, strict=True):
+                    # Which partition it is, the offsets of single records need not say.
+                    queued.succeed(SentAppend((), (offset,)))
+
+    def _refused(self, group: list[QueuedAppend], error: ForebayError) -> list[list[QueuedAppend]]:
+        """Give each append its own outcome, as far as that is known; the groups in which the others are sent again."""
+        outcome = error.append_outcome
+        if len(group) > 1 and outcome is not None and len(outcome.records) == len(group):
+            for queued, (partition, offset) in zip(group, outcome.records, strict=True):
+                if offset is None:
+                    queued.fail(outcome.failures.get(partition, error))
+                else:
+                    queued.succeed(SentAppend((), (offset,)))
+            return []
+        parts = self._parted(group, error) if outcome is None else [group]
+        if len(parts) > 1:
+            return parts
+        for queued in group:
+            queued.fail(error)
+        return []
+
+    def _parted(self, group: list[QueuedAppend], error: ForebayError) -> list[list[QueuedAppend]]:
+        """The appends in parts, if nothing was done because of some of them; each key stays in order."""
+        if not isinstance(error, _OF_A_PARTITION + _OF_A_RECORD) or isinstance(error, _OF_ALL) or len(group) == 1:
+            return [group]
+        places: dict[int | None, list[QueuedAppend]] = {}
+        for queued in group:
+            places.setdefault(self._place(queued.records), []).append(queued)
+        if len(places) > 1 or isinstance(error, _OF_A_PARTITION):
+            return list(places.values())
+        half = len(group) // 2
+        return [group[:half], group[half:]]
+
+    def _place(self, records: SentRecords) -> int | None:
+        """The partition in which a record is likely to be, if anything is known of it."""
+        assert isinstance(records.columns, RecordColumns), "a single record"
+        key = records.columns.keys[0] if records.columns.keys else None
+        if records.partition is not None or key is None:
+            return records.partition
+        return partition_of_key(key, self._partitions())
 
 
 class Appends:
     """Appends to one topic. For one event loop."""
 
-    def __init__(
-        self, transport: HttpTransport, path: str, name: str, clock: Clock, partitions: Callable[[], int]
-    ) -> None:
+    def __init__(self, transport: Transport, path: str, name: str, clock: Clock, partitions: Callable[[], int]) -> None:
         """`partitions` says how many the topic has, as far as is known here: records without a key take turns."""
         self._transport = transport
         self._path = f"{path}/records"
@@ -391,7 +490,7 @@ class Appends:
         self._partitions = partitions
         self._turns = itertools.count()
         self._lanes = ProducerLanes(clock)
-        self._queue = SendQueue(self.send, clock)
+        self._queue = SendQueue(self.send, clock, partitions)
 
     async def append(self, records: SentRecords) -> SentAppend:
         """Append and wait. What was queued before comes before it."""
@@ -431,32 +530,37 @@ class Appends:
     async def send(self, records: SentRecords) -> SentAppend:
         """Append with a producer of the caller, or with a lane of this client."""
         if records.producing is not None:
-            producer, sequence, previous = records.producing
-            return await self._request(records, records.partition, producer, sequence, previous)
+            producer, sequence, previous, _ = records.producing
+            call = self._call(records, records.partition, producer, sequence, previous)
+            return await self._transport.call(call, self._decoded)
         target = records.partition
         if target is None and not records.is_keyed:
             target = self.next_turn()
         while True:
             lane = self._lanes.take(BY_KEY if target is None else target)
+            call = self._call(records, target, lane.producer, lane.sequence, None)
+            attempts = self._transport.attempts(call)
             try:
-                sent = await self._request(records, target, lane.producer, lane.sequence, None)
+                sent = await self._transport.call(call, self._decoded, attempts)
             except Conflict as conflict:
-                if conflict.producer != lane.producer or lane.sequence == 0:
+                if attempts.is_in_doubt or conflict.producer != lane.producer or lane.sequence == 0:
                     raise
                 # The broker no longer knows this producer: others have displaced it, or the records of a topic in
                 # memory are gone. No attempt was in doubt, so the next lane repeats nothing.
                 continue
             except (Invalid, Unavailable):
-                self._lanes.give_back(target, lane)
+                # After an attempt in doubt the broker may have the sequence: other records must not be sent with it.
+                if not attempts.is_in_doubt:
+                    self._lanes.give_back(target, lane)
                 raise
             # Any other end, a cancelled call too, leaves in doubt what the broker has: the lane is used no more.
             lane.sequence += 1
             self._lanes.give_back(target, lane)
             return sent
 
-    async def _request(
+    def _call(
         self, records: SentRecords, partition: int | None, producer: int, sequence: int, previous: int | None
-    ) -> SentAppend:
+    ) -> HttpCall:
         query = {"producer": str(producer), "sequence": str(sequence)}
         if previous is not None:
             query["previous"] = str(previous)
@@ -465,8 +569,7 @@ class Appends:
         elif records.is_keyed:
             query["offsets"] = "true"
         content, media, more = _body(records.columns, records.rows)
-        call = HttpCall(method="POST", path=self._path, query={**query, **more}, content=content, media=media)
-        return await self._transport.call(call, self._decoded)
+        return HttpCall(method="POST", path=self._path, query={**query, **more}, content=content, media=media)
 
     def _decoded(self, body: bytes) -> SentAppend:
         try:

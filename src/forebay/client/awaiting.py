@@ -43,7 +43,7 @@ from forebay.client.subscriptions import (
     subscribed,
 )
 from forebay.client.topics import TopicCalls, decoded, position_text, spec_of, topic_path
-from forebay.client.transport import HttpCall, HttpTransport
+from forebay.client.transport import HttpCall, HttpTransport, Transport
 from forebay.clock import Clock
 from forebay.errors import Conflict, Indeterminate, Invalid, UnknownTopic
 from forebay.format.frame.batch import Batch
@@ -78,7 +78,7 @@ LISTED_MAX = 10_000
 class AsyncRemoteGroup:
     """A consumer group on a broker. Made by `AsyncRemoteLog.group`."""
 
-    def __init__(self, transport: HttpTransport, name: str) -> None:
+    def __init__(self, transport: Transport, name: str) -> None:
         self.name = name
         self._transport = transport
         if not isinstance(name, str) or not name or "/" in name or "\0" in name:
@@ -613,8 +613,14 @@ class AsyncRemoteLog:
             "exist_ok": exist_ok,
             **limits,
         }
-        spec = await self._transport.call(_sent("PUT", path, fields), spec_of)
-        return AsyncRemoteTopic(self._calls(spec))
+        try:
+            return AsyncRemoteTopic(self._calls(await self._transport.call(_sent("PUT", path, fields), spec_of)))
+        except (Conflict, Indeterminate) as error:
+            refusal = error.__cause__ if isinstance(error, Indeterminate) else error
+            if not exist_ok or not isinstance(refusal, Conflict):
+                raise
+        # There is one with other options, which is fine as it is.
+        return await self.topic(name)
 
     async def topic(self, name: str | TopicName) -> AsyncRemoteTopic:
         """See `surface.awaiting.Log.topic`."""
@@ -670,8 +676,15 @@ class AsyncRemoteLog:
 
     async def groups(self) -> list[str]:
         """See `surface.awaiting.Log.groups`."""
-        call = HttpCall(method="GET", path="/v1/groups")
-        return await self._transport.call(call, lambda body: decoded(GroupPage, body).groups)
+        found: list[str] = []
+        query: dict[str, str] = {}
+        while True:
+            call = HttpCall(method="GET", path="/v1/groups", query=query)
+            page = await self._transport.call(call, partial(decoded, GroupPage))
+            found += page.groups
+            if page.after is None:
+                return found
+            query = {"after": page.after}
 
     @property
     def routers(self) -> AsyncRemoteRouters:

@@ -68,6 +68,8 @@ class RemoteStream(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        if not self._is_closed:
+            self._stream.check_open()
         for row in self._rows:
             return row
         if not self._is_closed:

@@ -11,7 +11,7 @@ import msgspec
 from forebay.arguments import checked_partition
 from forebay.client.loops import LoopThread
 from forebay.client.topics import decoded, topic_path
-from forebay.client.transport import HttpCall, HttpTransport
+from forebay.client.transport import HttpCall, Transport
 from forebay.records import DeadLetter, LetterPlace, check_offset
 from forebay.topics import TopicName
 from forebay.wire.bodies import MediaType
@@ -26,7 +26,7 @@ LETTERS_BYTES_MAX = 2 * 1024 * 1024
 class AsyncRemoteDeadLetters:
     """The dead letters in a topic on a broker. Made by `AsyncRemoteSubscription` and `AsyncRemoteTopic`."""
 
-    def __init__(self, transport: HttpTransport, topic: str, origin: tuple[str, str] | None = None) -> None:
+    def __init__(self, transport: Transport, topic: str, origin: tuple[str, str] | None = None) -> None:
         """`origin` is the topic and the name of the subscription whose letters they are."""
         self._transport = transport
         self._topic = topic
@@ -61,9 +61,17 @@ class AsyncRemoteDeadLetters:
         call = HttpCall(method="GET", path=f"{self._path}/letter", query=query)
         return await self._transport.call(call, lambda body: decoded(LetterItem, body).letter())
 
-    async def replay(self, places: Iterable[LetterPlace] | None = None, *, to: str | TopicName | None = None) -> int:
+    async def replay(
+        self,
+        places: Iterable[LetterPlace] | None = None,
+        *,
+        to: str | TopicName | None = None,
+        origins: Iterable[str | TopicName] = (),
+    ) -> int:
         """See `surface.awaiting.DeadLetters.replay`. What an attempt without an answer has replayed is not counted."""
-        fields = {} if to is None else {"to": str(TopicName.parse(to))}
+        fields: dict[str, Any] = {} if to is None else {"to": str(TopicName.parse(to))}
+        if named := [str(TopicName.parse(name)) for name in origins]:
+            fields["origins"] = named
         return await self._post("replay", places, fields)
 
     async def purge(self, places: Iterable[LetterPlace] | None = None) -> int:
@@ -100,9 +108,15 @@ class RemoteDeadLetters:
         """See `surface.DeadLetters.get`."""
         return self._loop.call(partial(self._letters.get, offset, partition))
 
-    def replay(self, places: Iterable[LetterPlace] | None = None, *, to: str | TopicName | None = None) -> int:
+    def replay(
+        self,
+        places: Iterable[LetterPlace] | None = None,
+        *,
+        to: str | TopicName | None = None,
+        origins: Iterable[str | TopicName] = (),
+    ) -> int:
         """See `surface.DeadLetters.replay`, and `AsyncRemoteDeadLetters.replay`."""
-        return self._loop.call(partial(self._letters.replay, places, to=to))
+        return self._loop.call(partial(self._letters.replay, places, to=to, origins=origins))
 
     def purge(self, places: Iterable[LetterPlace] | None = None) -> int:
         """See `surface.DeadLetters.purge`, and `AsyncRemoteDeadLetters.purge`."""

@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from forebay.appends.producer_window import CALL_IDS
 from forebay.clock import Clock
 
 BY_KEY: Final = None
@@ -39,7 +40,7 @@ class ProducerLanes:
         The lane that was used last comes first: a broker remembers a limited number of producers.
         """
         idle = self._idle[target]
-        return idle.pop() if idle else ProducerLane(max(1, int.from_bytes(self._clock.random_bytes(8)) >> 1))
+        return idle.pop() if idle else ProducerLane(CALL_IDS + (int.from_bytes(self._clock.random_bytes(8)) >> 2))
 
     def give_back(self, target: Target, lane: ProducerLane) -> None:
         """The append has its outcome. The caller has moved `sequence` on if the broker took it."""

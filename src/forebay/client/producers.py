@@ -58,6 +58,7 @@ class AsyncRemoteProducer:
             SendQueue(
                 appends.send,
                 clock,
+                lambda: partitions,
                 linger_s=linger_ms / 1000,
                 batch_records=batch_records,
                 batch_bytes=batch_bytes,

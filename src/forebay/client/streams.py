@@ -45,6 +45,9 @@ STATUS_INTERNAL: Final = 500
 class RemoteSource(Protocol[T_co]):
     """Where a stream gets its rows from."""
 
+    def check_open(self) -> None:
+        """`Closed` once the log is closed."""
+
     async def begin(self) -> None:
         """Decide where the stream starts and ends; harmless when repeated."""
 
@@ -63,6 +66,11 @@ class AsyncRemoteStream(Generic[T]):
         self._rows: Iterator[T] = iter(())
         self._is_closed = False
 
+    def check_open(self) -> None:
+        """`Closed` once the log is closed, unless the stream itself was closed."""
+        if not self._is_closed:
+            self._source.check_open()
+
     async def begin(self) -> None:
         """Decide where the stream starts, before the first row is asked for."""
         await self._source.begin()
@@ -71,6 +79,7 @@ class AsyncRemoteStream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
+        self.check_open()
         for row in self._rows:
             return row
         for row in await self.next_page():
@@ -122,6 +131,10 @@ class BoundedSource(Generic[T]):
         self._parts: deque[list[int]] | None = None
         """Partition, next offset and end of what is left to read."""
 
+    def check_open(self) -> None:
+        """See `RemoteSource`."""
+        self._topic.transport.check_open()
+
     async def begin(self) -> None:
         """See `RemoteSource`."""
         if self._parts is not None:
@@ -129,10 +142,10 @@ class BoundedSource(Generic[T]):
         start = await self._begin()
         await self._topic.refresh()
         parts: deque[list[int]] = deque()
-        for number in self._topic.chosen(start, self._partition, self._stop):
-            offsets = await self._topic.offsets(number)
+        ends = await self._topic.read_ends(self._topic.chosen(start, self._partition, self._stop))
+        for number, (offsets, end) in ends.items():
             first = await self._topic.first(number, start, offsets)
-            parts.append([number, first, offsets.next if self._stop is None else min(offsets.next, self._stop)])
+            parts.append([number, first, end if self._stop is None else min(end, self._stop)])
         self._parts = parts
 
     async def next_page(self) -> Sequence[T]:
@@ -198,6 +211,10 @@ class LookupSource:
         self._spans: deque[list[int]] | None = None
         """Partition, next offset and end of what is left to look through."""
 
+    def check_open(self) -> None:
+        """See `RemoteSource`."""
+        self._topic.transport.check_open()
+
     async def begin(self) -> None:
         """See `RemoteSource`."""
         if self._spans is not None:
@@ -205,10 +222,10 @@ class LookupSource:
         await self._topic.refresh()
         is_whole = not isinstance(self._start, Mapping) and self._start == EARLIEST
         spans: deque[list[int]] = deque()
-        for number in self._places():
-            offsets = await self._topic.offsets(number)
+        ends = await self._topic.read_ends(self._places())
+        for number, (offsets, end) in ends.items():
             first = 0 if is_whole else await self._topic.first(number, self._start, offsets)
-            spans.append([number, first, offsets.next])
+            spans.append([number, first, end])
         self._spans = spans
 
     async def next_page(self) -> Sequence[Record]:
@@ -264,6 +281,10 @@ class FollowingSource:
         self._watch: _Watch | None = None
         self._found: deque[tuple[int, Record | Gap]] = deque()
         """What the connection has brought and the caller has not got yet, with its partition."""
+
+    def check_open(self) -> None:
+        """See `RemoteSource`."""
+        self._topic.transport.check_open()
 
     async def begin(self) -> None:
         """See `RemoteSource`."""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -23,12 +23,13 @@ import msgspec
 from forebay.arguments import checked_partition, checked_position, checked_seconds, checked_session_timeout_ms
 from forebay.client.deadletters import AsyncRemoteDeadLetters, RemoteDeadLetters
 from forebay.client.loops import LoopThread
-from forebay.client.topics import TopicCalls, decoded, position_text, topic_path
-from forebay.client.transport import ATTEMPTS_MIN, HttpCall
+from forebay.client.topics import TopicCalls, decoded, position_text, spec_of, topic_path
+from forebay.client.transport import ATTEMPTS_MIN, HttpCall, TopicTransport
 from forebay.errors import Closed, Conflict, ForebayError, Indeterminate, Invalid, UnknownConsumer, UnknownSubscription
 from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
+from forebay.subscriptions.ahead import TakenAhead
 from forebay.surface.blocking import SESSION_TIMEOUT_MS, UNACKED_MAX
-from forebay.topics import SubscriptionChanges, SubscriptionOptions, SubscriptionSpec, TopicName
+from forebay.topics import SubscriptionChanges, SubscriptionOptions, SubscriptionSpec, TopicDispatch, TopicName
 from forebay.wire.bodies import MediaType
 from forebay.wire.items import record_of
 from forebay.wire.subscriptions import (
@@ -54,6 +55,10 @@ WAIT_S: Final = 10.0
 """How long one request waits for records; then the next one asks."""
 LEAVE_S: Final = 5.0
 """How long a consumer that leaves tries to reach the broker; then its session ends by itself."""
+ANSWER_BYTES_MAX: Final = 48 * 1024
+"""What one request names of the records that are done or refused; a broker takes 64 KiB without records in one."""
+ERROR_CHARACTERS_MAX: Final = 500
+"""What a broker keeps of the reason why records were refused."""
 
 
 class AsyncRemoteSubscription:
@@ -133,8 +138,10 @@ class AsyncRemoteSubscription:
             )
         # Raises if it is gone.
         path = topic_path(TopicName.parse(spec.dead_letter_topic))
-        await self._topic.transport.call(HttpCall(method="GET", path=path), bytes)
-        return AsyncRemoteDeadLetters(self._topic.transport, spec.dead_letter_topic, (self._topic.name, spec.name))
+        any_topic = self._topic.transport.any_topic
+        found = await any_topic.call(HttpCall(method="GET", path=path), spec_of)
+        transport = TopicTransport(any_topic, found.topic_id)
+        return AsyncRemoteDeadLetters(transport, spec.dead_letter_topic, (self._topic.name, spec.name))
 
     async def flush(self) -> None:
         """See `surface.awaiting.Subscription.flush`."""
@@ -188,10 +195,19 @@ class AsyncRemoteConsumer:
         """Of the next pull; one that had no answer is repeated with its number."""
         self._lost = 0
         self._living: asyncio.Task[None] | None = None
+        self.ahead = TakenAhead(unacked_max)
+        """What `each` has taken and not handed out yet."""
+        self._giving_back = asyncio.Lock()
 
     async def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
         """See `surface.awaiting.Consumer.take`. A take that is cancelled has taken nothing."""
-        deadline = self._clock.monotonic() + checked_seconds("wait_s", wait_s)
+        checked_seconds("wait_s", wait_s)
+        # Of a loop that has ended and is not cleaned up yet.
+        await self.give_back_ahead()
+        return await self._take(records_max, wait_s)
+
+    async def _take(self, records_max: int, wait_s: float) -> list[DeliveredRecord]:
+        deadline = self._clock.monotonic() + wait_s
         longest_s = min(WAIT_S, self._topic.transport.timeout_s / ATTEMPTS_MIN / 2)
         await self._attach()
         while True:
@@ -205,30 +221,76 @@ class AsyncRemoteConsumer:
 
     async def each(self, *, wait_s: float | None = None) -> AsyncIterator[DeliveredRecord]:
         """See `surface.awaiting.Consumer.each`."""
-        while not self._is_closed:
-            found = await self.take(1, wait_s=WAIT_S if wait_s is None else wait_s)
-            if not found and wait_s is not None:
+        await self.give_back_ahead()
+        try:
+            while await self.take_ahead(wait_s):
+                while (delivered := self.next_ahead()) is not None:
+                    yield delivered
+        finally:
+            await self.give_back_ahead()
+
+    async def take_ahead(self, wait_s: float | None) -> bool:
+        """Take as many records as the body of a loop does in a moment; false if the loop is to end."""
+        if wait_s is not None:
+            checked_seconds("wait_s", wait_s)
+        await self.give_back_ahead()
+        if self._is_closed:
+            return False
+        # Where records are delivered at most once, those that are given back would be lost.
+        is_lossy = self._topic.spec.dispatch is TopicDispatch.NON_RELIABLE
+        count = 1 if is_lossy else self.ahead.wanted(self._clock.monotonic())
+        found = await self._take(count, WAIT_S if wait_s is None else wait_s)
+        self.ahead.put(found, self._clock.monotonic())
+        return bool(found) or wait_s is None
+
+    def next_ahead(self) -> DeliveredRecord | None:
+        """The next record that was taken ahead; `None` if there is none, or those left are too old."""
+        return None if self._is_closed else self.ahead.pop(self._clock.monotonic(), self._spec.ack_timeout_ms)
+
+    async def give_back_ahead(self) -> None:
+        """What was taken ahead and not handed out is due again at once, as if it had not been delivered."""
+        # A loop that was left, and is cleaned up now, may be at it: a consumer that is closed waits for that.
+        async with self._giving_back:
+            left = tuple(self.ahead.clear())
+            if not left or not self._is_attached:
                 return
-            for delivered in found:
-                yield delivered
+            fields = {"offsets": _by_partition(left), "attempts": _attempts(left), "is_unused": True}
+            try:
+                await called(self._topic, _sent("POST", f"{self._path}/nack", fields), _counted)
+            except ForebayError as error:
+                # They are due after the ack time-out, or when the consumer leaves.
+                logger.info("records of consumer %s of %s are not given back: %s", self._name, self._spec.name, error)
 
     async def ack(self, *done: DeliveredRecord) -> int:
-        """See `surface.awaiting.Consumer.ack`. What an attempt without an answer has acknowledged is not counted."""
-        return await self._answer("/ack", {"offsets": _by_partition(done)})
+        """See `surface.awaiting.Consumer.ack`. What an attempt without an answer has acknowledged is not counted.
+
+        Many are sent in several requests, one after the other: those before one that fails are acknowledged.
+        """
+        counted = 0
+        for some in _in_parts(done):
+            counted += await self._answer("/ack", {"offsets": _by_partition(some)})
+        return counted
 
     async def ack_cumulative(self, last: DeliveredRecord) -> int:
         """See `surface.awaiting.Consumer.ack_cumulative`."""
         return await self._answer("/ack", {"up_to": {str(last.record.partition): last.record.offset}})
 
     async def nack(self, *failed: DeliveredRecord, delay_ms: int | None = None, error: str | None = None) -> int:
-        """See `surface.awaiting.Consumer.nack`. What an attempt without an answer has refused is not counted."""
-        fields = {
-            "offsets": _by_partition(failed),
-            "attempts": _attempts(failed),
-            "delay_ms": delay_ms,
-            "error": error,
-        }
-        return await self._answer("/nack", fields)
+        """See `surface.awaiting.Consumer.nack`. What an attempt without an answer has refused is not counted.
+
+        Many are sent as `ack` sends them.
+        """
+        said = None if error is None else str(error)[:ERROR_CHARACTERS_MAX]
+        counted = 0
+        for some in _in_parts(failed):
+            fields = {
+                "offsets": _by_partition(some),
+                "attempts": _attempts(some),
+                "delay_ms": delay_ms,
+                "error": said,
+            }
+            counted += await self._answer("/nack", fields)
+        return counted
 
     @property
     def lost(self) -> int:
@@ -243,6 +305,8 @@ class AsyncRemoteConsumer:
             living.cancel()
         if not self._is_attached:
             return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.give_back_ahead(), LEAVE_S)
         self._is_attached = False
         call = HttpCall(method="DELETE", path=self._path)
         try:
@@ -399,14 +463,33 @@ def _counted(body: bytes) -> int:
     return decoded(AnswerCount, body).counted
 
 
-def _by_partition(delivered: tuple[DeliveredRecord, ...]) -> dict[str, list[int]]:
+def _in_parts(delivered: Sequence[DeliveredRecord]) -> Iterator[Sequence[DeliveredRecord]]:
+    """The records in order, as many at a time as one request may name. None at all are one part."""
+    start, size = 0, 0
+    partitions: set[int] = set()
+    for at, each in enumerate(delivered):
+        # As the body has it: offsets and attempts, each in a list of the partition.
+        place = each.record
+        more = len(f"{place.offset},{each.attempt},")
+        if place.partition not in partitions:
+            more += 2 * len(f'"{place.partition}":[],')
+        if size + more > ANSWER_BYTES_MAX:
+            yield delivered[start:at]
+            start, size = at, 0
+            partitions.clear()
+        size += more
+        partitions.add(place.partition)
+    yield delivered[start:]
+
+
+def _by_partition(delivered: Sequence[DeliveredRecord]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for each in delivered:
         found.setdefault(str(each.record.partition), []).append(each.record.offset)
     return found
 
 
-def _attempts(delivered: tuple[DeliveredRecord, ...]) -> dict[str, list[int]]:
+def _attempts(delivered: Sequence[DeliveredRecord]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for each in delivered:
         found.setdefault(str(each.record.partition), []).append(each.attempt)
@@ -497,9 +580,16 @@ class RemoteConsumer:
 
     def each(self, *, wait_s: float | None = None) -> Iterator[DeliveredRecord]:
         """See `surface.Consumer.each`."""
-        rows = self._consumer.each(wait_s=wait_s)
-        while (row := self._loop.call(partial(_next, rows))) is not None:
-            yield row
+        consumer = self._consumer
+        self._loop.call(consumer.give_back_ahead)
+        try:
+            while self._loop.call(partial(consumer.take_ahead, wait_s)):
+                while (delivered := consumer.next_ahead()) is not None:
+                    yield delivered
+        finally:
+            # Not by the thread of the loop, which may clean up what was dropped: it would wait for itself.
+            if not self._loop.is_ended and not self._loop.is_here:
+                self._loop.call(consumer.give_back_ahead)
 
     def ack(self, *done: DeliveredRecord) -> int:
         """See `surface.Consumer.ack`, and `AsyncRemoteConsumer.ack`."""
@@ -531,7 +621,3 @@ class RemoteConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-async def _next(rows: AsyncIterator[T]) -> T | None:
-    return await anext(rows, None)

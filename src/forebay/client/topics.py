@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from forebay.arguments import StoredOffset, checked_partition, checked_position
 from forebay.client.appends import Appends
 from forebay.client.producers import AsyncRemoteProducer
-from forebay.client.transport import HttpCall, HttpTransport
+from forebay.client.transport import HttpCall, HttpTransport, TopicTransport
 from forebay.clock import Clock
 from forebay.decoders import decoder
-from forebay.errors import Closed, Invalid, Unavailable
+from forebay.errors import Invalid, OffsetOutOfRange, Unavailable, UnknownTopic
 from forebay.partitioning import check_partition
 from forebay.records import EARLIEST, LATEST, Offsets, Position, RecordPage, Start
 from forebay.surface.blocking import PAGE_BYTES, PAGE_RECORDS
@@ -48,26 +49,34 @@ class ClosedWithLog(Protocol):
         """End it. Harmless when repeated; raises nothing."""
 
 
+class ReadEnd(NamedTuple):
+    """The watermarks of a partition, and where a read ends in it."""
+
+    offsets: Offsets
+    end: int
+
+
 class TopicCalls:
     """The requests about one topic."""
 
     def __init__(self, transport: HttpTransport, spec: TopicSpec, clock: Clock) -> None:
-        self.transport = transport
+        self.transport = TopicTransport(transport, spec.topic_id)
         self.spec = spec
         """As the broker said last."""
         self.name = str(spec.name)
         self.path = topic_path(spec.name)
-        self.appends = Appends(transport, self.path, self.name, clock, lambda: self.spec.partitions)
+        self.appends = Appends(self.transport, self.path, self.name, clock, lambda: self.spec.partitions)
         self.clock = clock
         self._producers: weakref.WeakSet[AsyncRemoteProducer] = weakref.WeakSet()
         self.consumers: weakref.WeakSet[ClosedWithLog] = weakref.WeakSet()
         """Of its subscriptions: they leave when the log is closed."""
 
     async def refresh(self) -> TopicSpec:
-        """Ask for the definition as it is now; `Closed` if this topic is gone and another one has its name."""
+        """Ask for the definition as it is now; `UnknownTopic` if this topic is gone, also if another has its name."""
         found = await self.transport.call(HttpCall(method="GET", path=self.path), spec_of)
         if found.topic_id != self.spec.topic_id:
-            raise Closed(f"{self.name} was deleted and created again: ask the log for it again", topic=self.name)
+            # By a broker that does not look at the id of a request.
+            raise UnknownTopic(f"{self.name} was deleted and created again: ask the log for it again", topic=self.name)
         self.spec = found
         return found
 
@@ -95,6 +104,18 @@ class TopicCalls:
         query = {"partition": str(checked_partition(partition))}
         call = HttpCall(method="GET", path=f"{self.path}/offsets", query=query)
         return await self.transport.call(call, lambda body: decoded(OffsetsPage, body).partitions[0].offsets())
+
+    async def read_ends(self, partitions: Sequence[int]) -> dict[int, ReadEnd]:
+        """The watermarks of these partitions and where a read of them ends, all from one answer of the broker."""
+        query = {"partition": str(partitions[0])} if len(partitions) == 1 else {}
+        call = HttpCall(method="GET", path=f"{self.path}/offsets", query=query)
+        page = await self.transport.call(call, partial(decoded, OffsetsPage))
+        # A broker that is older than this client says no end: there a bulk load may be seen in part.
+        found = {
+            item.partition: ReadEnd(item.offsets(), item.next if item.end is msgspec.UNSET else item.end)
+            for item in page.partitions
+        }
+        return {number: found[number] for number in partitions}
 
     async def offset_of(self, position: Position, partition: int) -> int | None:
         """The offset that a position stands for; `None` for a time that no record has reached."""
@@ -173,7 +194,7 @@ class TopicCalls:
         return range(count)
 
     async def first(self, partition: int, start: Start, offsets: Offsets) -> int:
-        """The offset that a caller means by `start`; `Invalid` if it lies behind the end of the partition."""
+        """The offset that a caller means by `start`; `OffsetOutOfRange` if it lies behind the end of the partition."""
         place = start.get(partition, EARLIEST) if isinstance(start, Mapping) else start
         if isinstance(place, StoredOffset):
             return int(place)
@@ -183,9 +204,14 @@ class TopicCalls:
         if position.kind != "offset":
             return await self.resolve(position, partition)
         if position.value > offsets.next:
-            raise Invalid(
+            raise OffsetOutOfRange(
                 f"{self.name}[{partition}] ends at offset {offsets.next}, and start is {position.value}: start at most "
-                "there, or at LATEST"
+                "there, or at LATEST",
+                topic=self.name,
+                partition=partition,
+                offset=position.value,
+                earliest=offsets.earliest,
+                next=offsets.next,
             )
         return position.value
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, Protocol, TypeVar
 
 import httpx
 
@@ -23,6 +23,7 @@ from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
 from forebay.errors import (
     Closed,
+    Conflict,
     ForebayError,
     Full,
     Indeterminate,
@@ -33,6 +34,7 @@ from forebay.errors import (
     Unsupported,
 )
 from forebay.wire.errors import decode_error
+from forebay.wire.messages import TOPIC_ID_HEADER
 
 T = TypeVar("T")
 
@@ -81,6 +83,62 @@ class RefusedCall(Exception):
         super().__init__(error, retry_after_s)
         self.error = error
         self.retry_after_s = retry_after_s
+
+
+class Transport(Protocol):
+    """Requests to one broker: any, or those that mean one topic."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call is tried."""
+
+    def check_open(self) -> None:
+        """`Closed` after `close`, and in a forked child."""
+
+    async def call(self, call: HttpCall, decode: Callable[[bytes], T], attempts: CallAttempts | None = None) -> T:
+        """What `decode` makes of the answer; see `HttpTransport.call`."""
+
+    def stream(self, call: HttpCall) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """The pieces of an answer without an end; see `HttpTransport.stream`."""
+
+    def attempts(self, call: HttpCall, timeout_s: float | None = None) -> CallAttempts:
+        """Counts the attempts at a call."""
+
+
+class TopicTransport:
+    """Requests that mean one topic: each names its id, so that the broker refuses it for a later one of that name.
+
+    A broker that is older than this client does not look at the id.
+    """
+
+    def __init__(self, any_topic: HttpTransport, topic_id: str) -> None:
+        self.any_topic = any_topic
+        """For requests about other topics."""
+        self._headers = {TOPIC_ID_HEADER: topic_id}
+
+    @property
+    def timeout_s(self) -> float:
+        """See `Transport`."""
+        return self.any_topic.timeout_s
+
+    def check_open(self) -> None:
+        """See `Transport`."""
+        self.any_topic.check_open()
+
+    async def call(self, call: HttpCall, decode: Callable[[bytes], T], attempts: CallAttempts | None = None) -> T:
+        """See `Transport`."""
+        return await self.any_topic.call(self._meant(call), decode, attempts)
+
+    def stream(self, call: HttpCall) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """See `Transport`."""
+        return self.any_topic.stream(self._meant(call))
+
+    def attempts(self, call: HttpCall, timeout_s: float | None = None) -> CallAttempts:
+        """See `Transport`."""
+        return self.any_topic.attempts(call, timeout_s)
+
+    def _meant(self, call: HttpCall) -> HttpCall:
+        return replace(call, headers={**call.headers, **self._headers})
 
 
 class HttpTransport:
@@ -135,6 +193,11 @@ class HttpTransport:
                 return decode(await self._answer(call))
             except (ForebayError, RefusedCall) as error:
                 await asyncio.sleep(attempts.pause_after(error))
+            except asyncio.CancelledError:
+                # The log is closed under the call, which was on its way.
+                if not self._is_closed or not call.changes:
+                    raise
+                raise Indeterminate(f"{call}: this log of {self.url} was closed before the broker answered") from None
 
     async def _answer(self, call: HttpCall) -> bytes:
         """The body of one answer; raises what it carries, or why there is none."""
@@ -212,6 +275,8 @@ class CallAttempts:
         self._failed = 0
         self._in_doubt: ForebayError | None = None
         """Why it is not known what an attempt has done."""
+        self._is_lost = False
+        """Whether an attempt had no answer that says of each partition what it has done there."""
 
     @property
     def is_in_doubt(self) -> bool:
@@ -223,6 +288,10 @@ class CallAttempts:
         error, after_s = (failure.error, failure.retry_after_s) if isinstance(failure, RefusedCall) else (failure, None)
         if isinstance(error, Indeterminate):
             self._in_doubt = error
+            outcome = error.append_outcome
+            self._is_lost |= outcome is None or any(
+                isinstance(each, Indeterminate) for each in outcome.failures.values()
+            )
         if not _is_for_now(error, is_answer=isinstance(failure, RefusedCall)):
             self._refuse(error)
         self._failed += 1
@@ -232,25 +301,50 @@ class CallAttempts:
         return pause
 
     def _refuse(self, error: ForebayError) -> NoReturn:
-        is_clear = isinstance(error, UnknownTopic) or error.append_outcome is not None
+        outcome = error.append_outcome
+        # A producer that is not known any more says nothing of what an attempt with it has done.
+        is_said = outcome is not None and not any(isinstance(each, Conflict) for each in outcome.failures.values())
+        is_clear = isinstance(error, UnknownTopic) or is_said
         if self._in_doubt is None or not self._call.changes or is_clear:
             raise error
-        raise Indeterminate(
+        refused = Indeterminate(
             f"{self._call} at {self._url}: an attempt may have done it ({self._in_doubt}), and the next one was "
             f"refused: {error}",
             topic=error.topic,
             partition=error.partition,
-        ) from error
+        )
+        raise self._with_outcome(refused, error) from error
 
     def _give_up(self, error: ForebayError) -> NoReturn:
         tried = f"{self._call} at {self._url} was tried {self._failed} times in {self._timeout_s:g} s"
         if self._in_doubt is not None and self._call.changes:
-            raise Indeterminate(
+            unknown = Indeterminate(
                 f"{tried}, and may have been done: {self._in_doubt}; read to find out", topic=error.topic
-            ) from error
+            )
+            raise self._with_outcome(unknown, error) from error
         if isinstance(error, Unavailable):
             raise error.restated(f"{tried}: {error}") from error
         raise Unavailable(f"{tried}: {error}", topic=error.topic, partition=error.partition) from error
+
+    def _with_outcome(self, end: Indeterminate, last: ForebayError) -> Indeterminate:
+        """The error with which the call ends, with what the last answer says of each partition of an append."""
+        outcome = last.append_outcome
+        if outcome is None:
+            return end
+        failures = {number: self._judged(failure) for number, failure in outcome.failures.items()}
+        return end.with_outcome(outcome._replace(failures=failures))
+
+    def _judged(self, failure: ForebayError) -> ForebayError:
+        """Why the records of a partition are not there, or may be: what is said of a repeat may leave that open."""
+        is_open = isinstance(failure, Conflict) or _is_for_now(failure, is_answer=True)
+        if not self._is_lost or not is_open:
+            return failure
+        return Indeterminate(
+            f"{self._call} at {self._url}: an attempt may have done it in partition {failure.partition}, and the last "
+            f"one did not: {failure}",
+            topic=failure.topic,
+            partition=failure.partition,
+        )
 
     def _pause(self) -> float:
         """Twice as long after each attempt, by chance up to half of it less: clients do not come back all at once."""

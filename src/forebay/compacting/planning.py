@@ -19,6 +19,7 @@ from forebay.format.parquet.file import TIME_MAX
 MIB = 1024 * 1024
 DOMINANT = 4
 """A segment so many times as large as all that would be added to it is not written again for that."""
+RECORDS_ENDED = "records in it ended"
 SEGMENTS = (DescriptorKind.FRAMES, DescriptorKind.PARQUET)
 
 
@@ -104,6 +105,40 @@ def plan(entries: Iterable[CatalogEntry], rules: Rules, known: Known) -> list[Re
     return found
 
 
+def plan_chosen(
+    entries: Iterable[CatalogEntry], target_bytes: int, known: Known, is_chosen: Callable[[SegmentDescriptor], bool]
+) -> list[Rewrite]:
+    """The rewrites of exactly the chosen segments, whatever their size and age; neighbours become one segment.
+
+    For records that must leave their bytes now. Segments of a load that is not committed, and those with times that
+    Parquet cannot hold, stay as they are.
+    """
+    found: list[Rewrite] = []
+    run: list[CatalogEntry] = []
+    size = 0
+    for entry in entries:
+        chosen = [
+            descriptor for descriptor in entry.opened if _may_rewrite(descriptor, known) and is_chosen(descriptor)
+        ]
+        descriptor = entry.piece.descriptor
+        is_manifest = descriptor.kind is DescriptorKind.MANIFEST
+        if run and (is_manifest or not chosen or size >= target_bytes):
+            found.append(_together(run))
+            run, size = [], 0
+        if is_manifest and chosen:
+            parts = (PlannedRun((inner,), RECORDS_ENDED if inner in chosen else "") for inner in entry.opened)
+            found.append(Rewrite((entry.piece,), tuple(parts)))
+        elif chosen:
+            run.append(entry)
+            size += weight(descriptor)
+    return [*found, _together(run)] if run else found
+
+
+def _together(run: Sequence[CatalogEntry]) -> Rewrite:
+    pieces = tuple(entry.piece for entry in run)
+    return Rewrite(pieces, (PlannedRun(tuple(piece.descriptor for piece in pieces), RECORDS_ENDED),))
+
+
 def _runs(entries: Iterable[CatalogEntry], rules: Rules, known: Known) -> Iterator[list[CatalogEntry]]:
     """Entries that follow each other and may be touched; a manifest is a run of its own."""
     run: list[CatalogEntry] = []
@@ -123,14 +158,21 @@ def _runs(entries: Iterable[CatalogEntry], rules: Rules, known: Known) -> Iterat
 
 
 def _may_touch(descriptor: SegmentDescriptor, rules: Rules, known: Known) -> bool:
+    if descriptor.end <= known.earliest or descriptor.created_at > known.now_ms - rules.settle_ms:
+        return False
+    return _may_rewrite(descriptor, known)
+
+
+def _may_rewrite(descriptor: SegmentDescriptor, known: Known) -> bool:
     load = descriptor.load_id
     if load is not None and known.loads.get(load) is not LoadStatus.COMMITTED:
         return False
-    if descriptor.end <= known.earliest or descriptor.created_at > known.now_ms - rules.settle_ms:
-        return False
-    # Others hold times that Parquet cannot.
-    fits = descriptor.time_min >= -TIME_MAX and descriptor.time_max <= TIME_MAX
-    return fits and (descriptor.kind not in SEGMENTS or known.readable(descriptor))
+    return fits_parquet(descriptor) and (descriptor.kind not in SEGMENTS or known.readable(descriptor))
+
+
+def fits_parquet(descriptor: SegmentDescriptor) -> bool:
+    """Whether all times of a segment are such that Parquet can hold them; others stay in frames."""
+    return descriptor.time_min >= -TIME_MAX and descriptor.time_max <= TIME_MAX
 
 
 def _parts(descriptors: Sequence[SegmentDescriptor], rules: Rules, known: Known) -> Iterator[PlannedRun]:
@@ -180,7 +222,7 @@ def _judged(waiting: Sequence[SegmentDescriptor], rules: Rules, known: Known) ->
 def _why(sources: Sequence[SegmentDescriptor], rules: Rules, known: Known) -> str:
     segments = [source for source in sources if source.kind in SEGMENTS]
     if any(_is_dirty(segment, rules, known) for segment in segments):
-        return "records in it ended"
+        return RECORDS_ENDED
     if sum(map(weight, segments)) >= rules.target_bytes:
         # One large segment in Parquet alone never comes so far.
         return "large enough for a segment"

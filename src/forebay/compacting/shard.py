@@ -14,7 +14,7 @@ import msgspec
 from forebay.catalog import Frontier, ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.compacting.merging import Merge, SegmentTarget, Sources, dead_in
-from forebay.compacting.planning import CatalogEntry, Known, Rewrite, Rules, plan
+from forebay.compacting.planning import CatalogEntry, Known, Rewrite, Rules, plan, plan_chosen
 from forebay.compacting.swapping import swap
 from forebay.errors import Unavailable
 from forebay.format.control.offsets import OffsetSet
@@ -79,7 +79,22 @@ class ShardCompaction:
         return deleted, stored.state.earliest
 
     def outlook(self, rules: Rules, now_ms: int, superseded: OffsetSet | None = None) -> CompactionOutlook:
-        """What is to be done. The catalog is read before the deletes: so no delete is missed that was there then."""
+        """What is to be done."""
+        return self._outlook(lambda entries, known: plan(entries, rules, known), now_ms, superseded)
+
+    def outlook_of(
+        self, is_chosen: Callable[[SegmentDescriptor], bool], target_bytes: int, now_ms: int
+    ) -> CompactionOutlook:
+        """The rewriting of the chosen segments alone, as far as they can be rewritten."""
+        return self._outlook(lambda entries, known: plan_chosen(entries, target_bytes, known, is_chosen), now_ms)
+
+    def _outlook(
+        self,
+        planned: Callable[[Sequence[CatalogEntry], Known], list[Rewrite]],
+        now_ms: int,
+        superseded: OffsetSet | None = None,
+    ) -> CompactionOutlook:
+        """The catalog is read before the deletes: so no delete is missed that was there then."""
         seen = self._catalog.frontier()
         pieces = self._catalog.pieces()
         deleted, earliest = self.ended()
@@ -95,7 +110,7 @@ class ShardCompaction:
 
         known = Known(now_ms, self._loads(inner, seen), dead_of, earliest, self._readable)
         return CompactionOutlook(
-            plan(entries, rules, known),
+            planned(entries, known),
             ended,
             earliest,
             segments=sum(piece.gap is None for piece in inner),

@@ -14,6 +14,10 @@ other, so no descriptor is closed (and its number given to another file) under a
 Pins are a list because `append` and `pop` are each one step of the interpreter. A sync for room uses
 the same order: it first sets `_cleaning` and then looks for pins; the owner's sync pins and then looks.
 
+Room is found in a number of steps that does not grow with the number of open files. A search that meets a handle with
+unsynced writes *parks* it, and no later search looks at it; the sync that makes it clean puts it back. The search parks
+first and then looks at `_dirty`; the sync clears `_dirty` first and then looks whether the handle is parked.
+
 Waits here end by themselves: a thread keeps a pin for one system call only, and waits for nothing while it syncs for
 room; a sync that waits for it does so for a limited time. So a thread that holds one file and asks for another cannot
 block a second thread that does the same.
@@ -39,6 +43,8 @@ T = TypeVar("T")
 
 CLEANING_WAIT_SECONDS = 60.0
 """How long a sync waits for a sync for room of the same file, whose thread may have been interrupted (Ctrl-C)."""
+LOOKS_AT_USED_MAX = 32
+"""How many handles that calls use just now a search for room passes by before it gives up."""
 SHORTAGE = (errno.EMFILE, errno.ENFILE)
 """How the system says that the process, or the machine, may open no more files for now."""
 SHORTAGE_WAIT_SECONDS = 0.01
@@ -60,6 +66,7 @@ class SystemFile:
         "_identity",
         "_is_kept",
         "_is_nameless",
+        "_is_parked",
         "_pins",
         "_used",
         "device",
@@ -87,6 +94,8 @@ class SystemFile:
         """Why a sync for room, or of the file system, failed: what was written before may never reach the disk."""
         self._is_nameless = False
         """Its name led elsewhere when it was to give its descriptor back: it could not be opened again."""
+        self._is_parked = False
+        """No search for room looks at it until it has been synced. Set under the lock of `Descriptors`."""
 
     def read_at(self, length: int, position: int) -> bytes:
         pins = self._pins
@@ -159,6 +168,8 @@ class SystemFile:
             pins.pop()
             if self._closed:
                 self._descriptors.finish_closing(self)
+        if self._is_parked:
+            self._descriptors.unpark(self)
         if self._descriptors.overfull():
             self._descriptors.trim()
 
@@ -184,6 +195,8 @@ class SystemFile:
         if not synced:
             self._dirty = True
         self._unpin()
+        if synced and self._is_parked:
+            self._descriptors.unpark(self)
 
     def close(self) -> None:
         self._closed = True
@@ -213,7 +226,7 @@ class SystemFile:
 
         The caller holds the lock of `Descriptors`, and runs the sync after it has released it.
         """
-        if not self._dirty or self._is_nameless or self._failed is not None or self._cleaning is not None:
+        if not self._dirty or self._is_stuck() or self._cleaning is not None:
             return None
         cleaning = self._cleaning = threading.Event()
         if self._pins:
@@ -223,6 +236,10 @@ class SystemFile:
         self._pins.append(None)
         # Read here: beside the lock an eviction that finds the pin may have hidden it for a moment.
         return partial(self._clean, self._fd, cleaning)
+
+    def _is_stuck(self) -> bool:
+        """Whether no sync for room can make it clean: one has failed, or its name leads elsewhere."""
+        return self._is_nameless or self._failed is not None
 
     def _clean(self, fd: int, cleaning: threading.Event) -> None:
         """Sync for room, and note how it ended."""
@@ -244,6 +261,7 @@ class SystemFile:
             self._cleaning = None
             cleaning.set()
             self._unpin()
+            self._descriptors.end_cleaning(self)
 
     def _is_named(self) -> bool:
         """Whether the name still leads to this file, so that it can be opened again."""
@@ -261,13 +279,16 @@ class Descriptors:
     failed, and those of files with unsynced writes that have lost their name.
 
     The victim is the one that has not been used since the last look (second chance, close to least recently used);
-    where all are dirty, the one that was looked at first.
+    where all are dirty, the one that was parked first.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = RankedLock(Rank.DISK, "disk.descriptors")
-        self._open: OrderedDict[SystemFile, None] = OrderedDict()
+        self._open: dict[SystemFile, None] = {}
+        """All of them. Each is in one of the two below, or cannot be given back until its owner syncs or closes it."""
+        self._candidates: OrderedDict[SystemFile, None] = OrderedDict()
+        self._parked: OrderedDict[SystemFile, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -309,8 +330,26 @@ class Descriptors:
             if file._pins:
                 file._fd = fd
                 return
-            del self._open[file]
+            self._forget(file)
             os.close(fd)
+
+    def unpark(self, file: SystemFile) -> None:
+        """A parked handle was synced: searches for room may look at it again."""
+        with self._lock:
+            if file._is_parked and not file._dirty:
+                self._unpark(file)
+
+    def end_cleaning(self, file: SystemFile) -> None:
+        """A sync for room has ended: the handle is the next victim, or parked again if it was written to meanwhile."""
+        with self._lock:
+            if not file._is_parked:
+                return
+            if not file._dirty:
+                self._unpark(file)
+                file._used = False
+                self._candidates.move_to_end(file, last=False)
+            elif not file._is_stuck():
+                self._parked[file] = None
 
     def trim(self) -> None:
         """Give back what is above the limit."""
@@ -347,6 +386,8 @@ class Descriptors:
     def abandon(self) -> None:
         """Close everything without taking the lock: in a forked child, the thread that held it does not exist."""
         self._lock = RankedLock(Rank.DISK, "disk.descriptors")
+        self._candidates.clear()
+        self._parked.clear()
         while self._open:
             file, _ = self._open.popitem()
             file._closed = True
@@ -387,7 +428,7 @@ class Descriptors:
         except BaseException:
             os.close(fd)
             raise
-        self._open[file] = None
+        self._open[file] = self._candidates[file] = None
         return file
 
     def _reopen(self, file: SystemFile) -> int:
@@ -403,33 +444,71 @@ class Descriptors:
         except BaseException:
             os.close(fd)
             raise
-        self._open[file] = None
+        self._open[file] = self._candidates[file] = None
         file._fd = fd
         return fd
 
     def _begin_cleaning(self) -> Callable[[], None] | None:
-        """The sync of a handle that can give its descriptor back afterwards; `None` if there is none."""
-        return next((clean for file in self._open if (clean := file._begin_cleaning()) is not None), None)
+        """The sync of a parked handle that can give its descriptor back afterwards; `None` if there is none."""
+        for _ in range(min(len(self._parked), LOOKS_AT_USED_MAX)):
+            file = next(iter(self._parked))
+            clean = file._begin_cleaning()
+            if clean is not None or file._is_stuck():
+                # The end of its cleaning puts it back; or, if it cannot be cleaned, a sync by its owner does.
+                del self._parked[file]
+            else:
+                self._parked.move_to_end(file)
+            if clean is not None:
+                return clean
+        return None
 
     def _evict_clean(self, target: int) -> None:
-        """Evict until `target` are open, looking at each handle twice at most: once used, once not."""
-        looks = 2 * min(len(self._open), self.limit)
-        while len(self._open) > target and looks > 0:
-            looks -= 1
-            file = next(iter(self._open))
-            self._open.move_to_end(file)
+        """Evict until `target` are open, or until no candidate is left but those that calls use.
+
+        Each look ends a use, parks a handle, evicts one, or meets one that a call has pinned; these are few, but while
+        a file system is synced. So all searches together take about as many steps as there were uses.
+        """
+        pinned = 0
+        while len(self._open) > target and self._candidates and pinned < LOOKS_AT_USED_MAX:
+            file = next(iter(self._candidates))
             if file._used:
                 file._used = False
-            else:
-                self._evict(file)
+                self._candidates.move_to_end(file)
+            elif not self._evict(file) and not self._park(file):
+                pinned += 1
+                self._candidates.move_to_end(file)
 
-    def _evict(self, file: SystemFile) -> None:
+    def _park(self, file: SystemFile) -> bool:
+        """Keep a candidate from further searches until it is synced; false if it is not dirty."""
+        file._is_parked = True
+        if not file._dirty:
+            file._is_parked = False
+            return False
+        del self._candidates[file]
+        self._parked[file] = None
+        return True
+
+    def _unpark(self, file: SystemFile) -> None:
+        file._is_parked = False
+        self._parked.pop(file, None)
+        self._candidates[file] = None
+
+    def _evict(self, file: SystemFile) -> bool:
+        """Close the descriptor of a handle that is clean and that no call uses; false if it is not so."""
         fd, file._fd = file._fd, -1
         if file._pins or file._dirty:
             file._fd = fd
-            return
-        del self._open[file]
+            return False
+        self._forget(file)
         os.close(fd)
+        return True
+
+    def _forget(self, file: SystemFile) -> None:
+        """A handle has no descriptor any more."""
+        del self._open[file]
+        self._candidates.pop(file, None)
+        self._parked.pop(file, None)
+        file._is_parked = False
 
 
 def _read_on(fd: int, data: bytes, length: int, position: int) -> bytes:

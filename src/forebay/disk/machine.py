@@ -17,6 +17,7 @@ from forebay.errors import Unsupported
 
 if sys.platform != "win32":
     import fcntl
+    import pwd
     import resource
 
 _GET_GENERATION = 0x80087601
@@ -84,6 +85,11 @@ def descriptors_allowed() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
+def descriptors_kept(wanted: int) -> int:
+    """How many files one disk keeps open: as many as are wanted, and at most half of what this process may open."""
+    return max(1, min(wanted, descriptors_allowed() // 2))
+
+
 def boot() -> str:
     """Names this boot of the machine. Where the system does not say, a new name each time, so that none is trusted."""
     if sys.platform == "darwin":
@@ -98,6 +104,16 @@ def boot() -> str:
 def host() -> str:
     """The name of this machine, as its users know it."""
     return os.uname().nodename
+
+
+def user_and_host() -> str:
+    """Who runs this process, and where: `anna@north`. The number of a user who has no name."""
+    number = os.getuid()
+    try:
+        user = pwd.getpwuid(number).pw_name
+    except KeyError:
+        user = str(number)
+    return f"{user}@{host()}"
 
 
 def mount(path: str) -> str:

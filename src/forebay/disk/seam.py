@@ -46,6 +46,10 @@ class SyncFailedBefore(OSError):
 class Lock(Protocol):
     """An exclusive lock of the operating system, released by `release` or the end of the process."""
 
+    @property
+    def identity(self) -> str:
+        """Names this boot of the machine and the very file that is locked: no copy of it has the same name."""
+
     def release(self) -> None: ...
 
 

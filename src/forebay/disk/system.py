@@ -26,7 +26,7 @@ class SystemDisk:
 
     def __init__(self, descriptors_max: int = DESCRIPTORS_MAX) -> None:
         machine.refuse_windows()
-        self._descriptors = Descriptors(max(1, min(descriptors_max, machine.descriptors_allowed() // 2)))
+        self._descriptors = Descriptors(machine.descriptors_kept(descriptors_max))
         self._locks: dict[int, SystemLock] = {}
         self._filesystems: dict[int, int] = {}
         self._syncing = RankedLock(Rank.STORE, "disk.filesystem")
@@ -228,6 +228,11 @@ class SystemLock:
         self.fd = fd
         self._registry = registry
         registry[fd] = self
+
+    @property
+    def identity(self) -> str:
+        status = os.fstat(self.fd)
+        return f"{machine.boot()}:{status.st_dev}:{status.st_ino}:{machine.generation(self.fd, status)}"
 
     def release(self) -> None:
         if self.fd >= 0:

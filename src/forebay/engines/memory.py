@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from forebay.appends.callbacks import Waking, call_back, wake_all
-from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import Producing, QueuedRecord
+from forebay.appends.producer_window import ProducerWindow, Recalled
+from forebay.appends.queue import Producing, QueuedRecord, check_generation
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_held, is_inside
 from forebay.catalog import read_state
@@ -21,8 +21,8 @@ from forebay.clock import Clock
 from forebay.engines.memory_records import HeldRecords
 from forebay.engines.registry import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
-from forebay.errors import Closed, Conflict, Fenced, Full, Invalid, Moved, Unavailable, UnknownTopic
-from forebay.format.columns.rows import ColumnBytes, Row, encode_row
+from forebay.errors import Closed, Conflict, Fenced, Full, Moved, TooLarge, Unavailable, UnknownTopic
+from forebay.format.columns.rows import ColumnBytes, Row, content_checksum, encode_row
 from forebay.format.control.frames import WindowEntry
 from forebay.format.frame.batch import Batch, batch_of
 from forebay.format.metadata.descriptor import ShardState
@@ -34,8 +34,9 @@ from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import NextSource, Owner, RecoveryDecision, acquire
-from forebay.shard.deletes import DeleteBefore, DeleteKey, Deletion, RangeDelete
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteOffsets, Deletion, RangeDelete
 from forebay.shard.limits import Evicted, Holding, Limits, plan
+from forebay.shard.owner_loss import TakeOver
 from forebay.shard.ownership import Check, MayOwn, OwnerSession, anywhere, reserve_in_state, wanted
 from forebay.topics import Durability, ShardRef, TopicSpec
 
@@ -78,12 +79,16 @@ class MemoryShard:
         self._evict_reason = Reason.CAP
         self._held = HeldRecords(start)
         self._window = ProducerWindow(settings.wal.producers_max, settings.wal.producer_appends_max)
-        self._appending: WindowEntry | None = None
+        self._looked = ref.spec.partition_generation
+        """See `AppendQueue`."""
+        self._appending: tuple[WindowEntry, int] | None = None
         """The append that the window is to know once its records are in."""
         self._lock = RankedRLock(Rank.COMMIT, "memory.shard")
         self._is_inside = is_inside(self._lock)
         self._published = condition_of(self._lock)
         self._closed: str | None = None
+        self._left: UnknownTopic | None = None
+        """Why nothing is acknowledged any more, if the topic was deleted."""
 
     @property
     def epoch(self) -> int:
@@ -108,16 +113,28 @@ class MemoryShard:
             with self._published:
                 self._check_open()
                 self._remember()
-                repeated = self._window.expect(*producing, None, columns.count) if producing is not None else None
+                repeated = self._repeated(columns, producing) if producing is not None else None
                 ticket.offset = repeated if repeated is not None else self._append(columns, producing)
                 ticket.count = columns.count
                 self._published.notify_all()
         except Fenced as error:
             self._lose(error)
+            if self._left is not None:
+                raise self._left from error
             raise
         ticket.finish()
         wake_all(self.wakers, self.ref)
         return ticket
+
+    def recall(self, producing: Producing) -> Recalled | None:
+        """See `OwnedShard`."""
+        if self._is_inside():
+            raise Unavailable(INSIDE)
+        with self._published:
+            self._check_open()
+            self._remember()
+            self._looked = max(self._looked, producing.generation or 0)
+            return self._window.recall(producing.producer, producing.sequence)
 
     def stages_slowly(self, count: int) -> bool:
         """See `OwnedShard`: offsets must be reserved, the session has ended, or another thread is at the shard."""
@@ -133,8 +150,11 @@ class MemoryShard:
             self._reserved_end = self._owned.reserve(end + self._settings.wal.reserve_records_min)
         # After everything that takes time, and before any waker runs.
         self._hold_on()
+        if self._left is not None:
+            raise self._left
         if producing is not None:
-            self._appending = WindowEntry(producing.producer, producing.sequence, 1, columns.count, base)
+            entry = WindowEntry(producing.producer, producing.sequence, 1, columns.count, base)
+            self._appending = entry, content_checksum(columns)
         self._held.append(batch, columns.size)
         self._remember()
         self.counts.commits += 1
@@ -143,18 +163,25 @@ class MemoryShard:
         self._fit()
         return base
 
+    def _repeated(self, columns: ColumnBytes, producing: Producing) -> int | None:
+        """The offset of the append that this one repeats, if it does. The caller holds the lock."""
+        found = self._window.expect(*producing[:3], None, columns.count, content_checksum(columns))
+        if found is None:
+            check_generation(producing, self._looked)
+        return found
+
     def _remember(self) -> None:
         """Have the window know the append that was made last, if its records are in. The caller holds the lock.
 
         Asked for again before the window is used: an interrupt (Ctrl-C) may have come between the two.
         """
-        made = self._appending
-        if made is None:
+        if self._appending is None:
             return
+        made, checksum = self._appending
         if made.offset < self._held.next:
             last = self._window.last_sequence(made.producer)
             if last is None or last < made.sequence:
-                self._window.add(made)
+                self._window.add(made, checksum)
         self._appending = None
 
     @property
@@ -183,16 +210,22 @@ class MemoryShard:
             self._owned = self._owner.regain(self.ref, self.epoch)
 
     def _lose(self, error: Fenced) -> None:
-        if self._closed is None:
+        if self._closed is None and error.deleted:
+            # What follows the definitions closes it, and records that it has stopped.
+            self.leave(UnknownTopic(f"{self.ref}: the topic was deleted: this handle has ended", shard=self.ref))
+        elif self._closed is None:
             self.end(f"has ended here: {error}")
             self._on_lost(self)
 
     def _check_room(self, batch: Batch, size: int) -> None:
         most = self._settings.memory.bytes_max
         if size > most:
-            raise Invalid(
+            raise TooLarge(
                 f"{size} bytes in one append to {self.ref}, which keeps memory.bytes_max "
-                f"({most}): send less at once, or raise the setting"
+                f"({most}): send less at once, or raise the setting",
+                shard=self.ref,
+                size=size,
+                limit=most,
             )
         if not self._limits.rejects:
             return
@@ -339,6 +372,10 @@ class MemoryShard:
                 return self._held.drop_below(offset) if offset > self._held.earliest else 0
             if isinstance(what, RangeDelete):
                 return self._held.delete(self._held.within(what.start, min(what.stop, head)))
+            if isinstance(what, DeleteOffsets):
+                wanted = what.offsets.offsets()
+                reach = (int(wanted[0]), min(int(wanted[-1]) + 1, head)) if len(wanted) else (0, 0)
+                return self._held.delete(offset for offset in self._held.within(*reach) if offset in what.offsets)
             found = self._held.of_key(what.key) if isinstance(what, DeleteKey) else self._held.of_tag(what.tag)
             return self._held.delete(offset for offset in found if offset < head)
 
@@ -363,6 +400,7 @@ class MemoryShard:
         with self._published:
             self.ref = ShardRef(spec, self.ref.partition)
             self._limits = Limits.of(spec, self._settings.retention)
+            self._looked = max(self._looked, spec.partition_generation)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OwnedShard`."""
@@ -386,6 +424,11 @@ class MemoryShard:
         """See `OwnedShard`."""
         return self._held.next
 
+    def lag_end(self) -> int:
+        """See `ReadShard`: what a life before this one held is gone, and no place in it can be behind anything."""
+        following = self._held.next
+        return following if following > self._start else 0
+
     def flush(self) -> None:
         """Nothing can be made durable here."""
         self._check_open()
@@ -405,7 +448,15 @@ class MemoryShard:
             self._published.notify_all()
         call_back(deque([Waking(self.wakers, self.ref)]))
 
+    def leave(self, why: UnknownTopic) -> None:
+        """See `OwnedShard`."""
+        # First: an append that waits for a reservation under the lock is refused too.
+        self._left = why
+        self.end("was deleted from another directory")
+
     def _check_open(self) -> None:
+        if self._left is not None:
+            raise self._left
         if self._closed is not None:
             raise Closed(f"{self.ref} {self._closed}")
 
@@ -470,12 +521,14 @@ class MemoryOwner:
         try:
             return self._acquired(ref, check)[0]
         except (Conflict, UnknownTopic) as error:
-            raise Fenced(str(error)) from error
+            raise Fenced(str(error), deleted=isinstance(error, UnknownTopic) or None) from error
 
     def _acquired(self, ref: ShardRef, check: Callable[[Owner], Check]) -> tuple[OwnedEpoch, ShardState | None]:
         session, shard = self._owner_session.session, wanted(ref, self._settings)
         owner = Owner(session.id, self._owner_session.holder)
-        before, epoch = acquire(self._metadata, [shard], owner, clock=self._clock, check=check(owner))[0]
+        before, epoch = acquire(
+            self._metadata, [shard], owner, clock=self._clock, take_over=TakeOver.FREELY, check=check(owner)
+        )[0]
         reserve = reserve_in_state(self._metadata, shard, epoch, clock=self._clock)
         return OwnedEpoch(epoch, reserve, session.alive), before
 

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from forebay.appends.callbacks import deferred
 from forebay.appends.waiting import is_inside
-from forebay.errors import Closed, Unavailable
+from forebay.errors import Closed, DataLoss, Unavailable
 from forebay.locks import Rank, RankedRLock
 from forebay.topics import ShardRef, TopicSpec
 
@@ -149,17 +149,24 @@ class Registry(Generic[S]):
     def close(self, closing: Callable[[S], None]) -> None:
         """Open no more shards, and close every open one by `closing`; may be repeated. Waits for each shard's lock.
 
-        Append callbacks and wakers run after the lock of their shard is free.
+        Append callbacks and wakers run after the lock of their shard is free. Where a shard has lost records, all are
+        closed before the first such `DataLoss` is raised; the log names the others.
         """
         self._ended = "is closed"
         with self._noting:
             # Shards that are being opened come last: a thread that has their lock found the registry open.
             keys = dict.fromkeys([*self._shards.copy(), *self._locks])
+        losses: list[DataLoss] = []
         for key in keys:
             with deferred(), self.lock(*key), self._work_on(key):
                 shard = self._shards.get(key)
                 if shard is not None:
-                    closing(shard)
+                    try:
+                        closing(shard)
+                    except DataLoss as loss:
+                        losses.append(loss)
+        if losses:
+            raise losses[0]
 
     @property
     def is_closed(self) -> bool:
@@ -230,6 +237,14 @@ class ShardedEngine(Generic[S]):
     def prepare(self, spec: TopicSpec) -> None:
         """See `StorageEngine`."""
         self.registry.check_open()
+
+    def retire_deleted(self, ref: ShardRef, may_close: Callable[[], bool]) -> bool:
+        """Close a shard that has left, as its topic was deleted elsewhere; false if that is to be tried again.
+
+        What it has on disk stays: the cleanup removes that. See `Registry.give_up_this`.
+        """
+        shard = self.find(ref)
+        return shard is None or self.registry.give_up_this(shard, may_close, self._close)
 
     def delete_shard(self, ref: ShardRef) -> None:
         """See `StorageEngine`."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from forebay.appends.producer_window import Recalled
 from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
+from forebay.errors import UnknownTopic
 from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.meter import ShardCounts
 from forebay.pages import Page, Reach
@@ -87,6 +89,13 @@ class ReadShard(Protocol):
         What waits may yet be refused, and then its offset goes to another record.
         """
 
+    def lag_end(self) -> int:
+        """Where the lag of readers ends: behind the last record, queued ones included.
+
+        `offsets().next` may lie further: after a crash behind a gap as wide as what was reserved, which no record
+        follows yet. Asks no other machine if this process owns the shard: `Topic.lag_end` has looked at history.
+        """
+
     def read_by_key(
         self,
         key: bytes,
@@ -126,6 +135,9 @@ class OwnedShard(ReadShard, Protocol):
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """Queue many records as one append: all or none of them, at consecutive offsets."""
+
+    def recall(self, producing: Producing) -> Recalled | None:
+        """What is known here of a producer and of this append; see `AppendQueue.recall`."""
 
     def stages_slowly(self, count: int) -> bool:
         """Whether to queue so many records may first wait for metadata, files or a thread that waits for those.
@@ -178,6 +190,13 @@ class OwnedShard(ReadShard, Protocol):
 
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
+
+    def leave(self, why: UnknownTopic) -> None:
+        """The topic was deleted by another process: acknowledge nothing from now on, and answer appends with `why`.
+
+        Holds from the call on, before it waits for an append that is under way; on return there is none. Called by a
+        background worker.
+        """
 
 
 class StorageEngine(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import NamedTuple, TypeAlias
 
@@ -15,12 +16,23 @@ from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.registry import ShardedEngine
 from forebay.engines.seam import OwnedShard
-from forebay.errors import Conflict, Corrupt, Fenced, ForebayError, Moved, Unavailable, UnknownTopic
+from forebay.errors import (
+    Conflict,
+    Corrupt,
+    DataLoss,
+    Fenced,
+    ForebayError,
+    Moved,
+    Unavailable,
+    UnknownTopic,
+    Unsupported,
+)
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.metadata import Entry, MetadataStore, Session
 from forebay.places import Places
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, acquire
+from forebay.shard.owner_loss import TakeOver, is_take_over, judge
 from forebay.shard.ownership import (
     BATCH_SHARDS,
     Acquired,
@@ -37,6 +49,7 @@ from forebay.shard.seal import ClosedShard, OnFile, begin_seal, end_reservations
 from forebay.topics import ShardRef, TopicSpec
 from forebay.wal.bounds import MemoryBounds
 from forebay.wal.recovery.survey import has_log, survey, tail_bytes
+from forebay.wal.writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +66,11 @@ class Acquisition(NamedTuple):
     """About how many bytes that walks."""
     error: ForebayError | OSError | None = None
     """Why the shard, which is this directory's, cannot be opened. Neither: it is not, or it is open."""
+
+
+def _is_to_record(writer: Writer) -> bool:
+    """Whether the recorded state says something else of where a log ends, which was closed in order."""
+    return writer.touched or writer.reserved_end > writer.next
 
 
 class SegmentEngine(ShardedEngine[SegmentShard]):
@@ -124,16 +142,32 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """See `ShardedEngine`; `Unavailable` if the shard has changed hands since `may_own` was asked."""
         return self.registry.open(ref, partial(self._open, check=self._refuse_others))
 
-    def acquire_many(self, refs: Sequence[ShardRef], states: Mapping[str, Entry]) -> Iterator[Acquisition]:
+    def open_accepting_loss(self, ref: ShardRef, by: str) -> SegmentShard:
+        """As `open_shard`: `by` has accepted that what its last holder has not exported is lost, and that is recorded.
+
+        `Unsupported` where offsets are reserved in the log alone: no other directory can go on with such a shard.
+        """
+        stored = None if self._settings.is_shared else self._stored(ref)
+        if stored is not None and is_take_over(stored.state, self._owner_session.holder):
+            raise Unsupported(
+                f'{ref} cannot be taken over: storage.mode is "local" and what it holds lies in one directory alone; '
+                "open that directory"
+            )
+        return self.registry.open(ref, partial(self._open, accepted_by=by))
+
+    def acquire_many(
+        self, refs: Sequence[ShardRef], states: Mapping[str, Entry], is_alive: Callable[[str], bool] | None = None
+    ) -> Iterator[Acquisition]:
         """Acquire closed shards of this directory, in few transactions; what became of each of `refs`, in order.
 
         `states` are the recorded states by their keys, as just read. What another directory has, what is sealed and
         what was never used is left alone: only an append or another write asks for it here. One that cannot be opened
         does not keep the others closed. Holds the lock of one shard at a time, and none while shards are acquired.
+        `is_alive` answers for the store whether a session lives, for a caller that acquires several such lists.
         """
         self.registry.check_open()
         session = self._owner_session.session
-        is_alive = cache(self._metadata.session_alive)
+        is_alive = is_alive if is_alive is not None else cache(self._metadata.session_alive)
         for first in range(0, len(refs), BATCH_SHARDS):
             found: dict[ShardRef, StoredState | ForebayError | OSError | None] = {}
             for ref in refs[first : first + BATCH_SHARDS]:
@@ -149,6 +183,19 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
                     yield Acquisition(ref, opening=opening, tail_bytes=self._tail_bytes(ref))
                 else:
                     yield Acquisition(ref, error=stored)
+
+    def living_owners(self, refs: Sequence[ShardRef], states: Mapping[str, Entry]) -> Callable[[str], bool]:
+        """Whether a session lives that is recorded as an owner of one of these shards, each asked of the store once.
+
+        For threads that acquire parts of `refs`: while one of them ends a session, the store may show it as alive.
+        """
+        owners = set()
+        for entry in (states.get(wanted(ref, self._settings).key) for ref in refs):
+            # One that cannot be read is refused when it is to be acquired.
+            with suppress(ForebayError):
+                owners.add(decode_state(entry).state.owner if entry is not None else None)
+        alive = {session: self._metadata.session_alive(session) for session in owners if session is not None}
+        return alive.__getitem__
 
     def _tail_bytes(self, ref: ShardRef) -> int:
         try:
@@ -217,12 +264,18 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """See `StorageEngine`. Where another directory may go on, it finds as much of the tail as could be exported."""
         shards = self.shards() if self._settings.is_shared and not self.registry.is_closed else []
         export_tails(shards, self._clock, self._settings.export.at_close_seconds_max)
-        super().close()
-        self.bounds.caches.worker.stop()
+        try:
+            super().close()
+        finally:
+            self.bounds.caches.worker.stop()
+            self._end_reservations(shards)
+
+    def _end_reservations(self, shards: Sequence[SegmentShard]) -> None:
+        """Say of shards that are closed where they end."""
         ended = [
             ClosedShard(wanted(shard.ref, self._settings).key, shard.epoch, shard.wal.writer.next)
             for shard in shards
-            if shard.wal.writer.touched and shard.wal.failure is None
+            if shard.wal.failure is None and _is_to_record(shard.wal.writer)
         ]
         try:
             end_reservations(self._metadata, ended, clock=self._clock)
@@ -247,6 +300,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         if accept_damage:
             self.accept_unknown_producers(shard)
         around = self._around(self._owner_session.session)
+        # While it goes on here if that fails: once it is being sealed, what cannot be written is lost.
+        shard.flush()
         try:
             begin_seal(shard, around, target)
             quiesce()
@@ -279,7 +334,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
 
     def retire_lost(self, shard: SegmentShard, may_close: Callable[[], bool]) -> bool:
         """Close this very shard, which another owner has; false if that is to be tried again. See `give_up_this`."""
-        return self.registry.give_up_this(shard, may_close, self._close)
+        return self.registry.give_up_this(shard, may_close, self._close_lost)
 
     def clear_moved(self, ref: ShardRef, *, wait: bool = True) -> None:
         """If another directory has the shard now, remove what is left of it here.
@@ -297,12 +352,16 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             clear_away(self._disk, self.directory_of(ref), self.catalog(ref), self._settings.wal)
 
     def _open(
-        self, ref: ShardRef, check: _Check | None = None, on_bytes: Callable[[int], None] | None = None
+        self,
+        ref: ShardRef,
+        check: _Check | None = None,
+        on_bytes: Callable[[int], None] | None = None,
+        accepted_by: str | None = None,
     ) -> SegmentShard:
         self._refuse_given_up(ref)
-        self._make_directory(ref, self._stored(ref))
+        self._make_directory(ref, self._stored(ref), accepted_by)
         session = self._owner_session.session
-        before, epoch = self._acquire([ref], session, check)[0]
+        before, epoch = self._acquire([ref], session, check, accepted_by=accepted_by)[0]
         return self._recover(ref, before, epoch, session, on_bytes)
 
     def _refuse_given_up(self, ref: ShardRef) -> None:
@@ -325,11 +384,12 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         session: Session,
         check: _Check | None = None,
         known: Mapping[str, StoredState] | None = None,
+        accepted_by: str | None = None,
     ) -> list[Acquired]:
         """Own these shards. Where offsets are reserved in the log alone, not those that lie in another directory.
 
         `check` refuses a shard by the state before; by default one that contradicts the local files. `known` are the
-        states by their keys, if they were just read.
+        states by their keys, if they were just read. For `accepted_by` see `acquire`.
         """
         refuse = check or self._refuse_contradiction
         owner, is_shared = Owner(session.id, self._owner_session.holder), self._settings.is_shared
@@ -343,7 +403,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             list(shards),
             owner,
             clock=self._clock,
-            take_over=is_shared,
+            take_over=TakeOver.WITH_YES if is_shared else TakeOver.NEVER,
+            accepted_by=accepted_by,
             check=lambda shard, state: refuse(shards[shard], state),
             without_log=frozenset(missing),
             known=known,
@@ -370,7 +431,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             raise Unavailable(f"{ref} changed hands while it was looked at; try again")
         self._refuse_contradiction(ref, state)
 
-    def _make_directory(self, ref: ShardRef, stored: StoredState | None) -> None:
+    def _make_directory(self, ref: ShardRef, stored: StoredState | None, accepted_by: str | None = None) -> None:
         """Give a shard that is new here its directory before we own it: from then on, one that is missing was lost.
 
         Going on without it would give offsets out twice, unless they are reserved in the metadata store.
@@ -378,29 +439,43 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         directory = self.directory_of(ref)
         if stored is None or stored.state.holder != self._owner_session.holder:
             if stored is not None:
-                self._check_within_reach(ref, stored.state)
+                self._check_within_reach(ref, stored, accepted_by)
             make_directories(self._disk, directory)
         elif not self._disk.exists(directory):
             refuse_lost_directory(stored.state, self._owner_session.holder, str(ref), directory)
             make_directories(self._disk, directory)
 
-    def _check_within_reach(self, ref: ShardRef, state: ShardState) -> None:
-        """Refuse a shard whose history cannot be read here, while it is still where it can be."""
-        if is_promised(state, self._owner_session.holder):
+    def _check_within_reach(self, ref: ShardRef, stored: StoredState, accepted_by: str | None) -> None:
+        """Refuse a shard whose history cannot be read here, while it is still where it can be.
+
+        And one that waits for its owner: `acquire` refuses it too, after its history was looked for in vain.
+        """
+        state, holder = stored.state, self._owner_session.holder
+        if is_promised(state, holder):
             return
         if state.owner is not None and self._metadata.session_alive(state.owner):
             return
+        if self._settings.is_shared:
+            judge(self._metadata, wanted(ref, self._settings).key, stored, holder, accepted_by, self._clock)
         for piece in self.catalog(ref).descriptors():
             if piece.gap is None:
                 self.places.segment(piece).close()
 
     def _close(self, shard: SegmentShard) -> None:
+        """`DataLoss` once it is closed, if acknowledged records are gone."""
         try:
-            shard.upkeep.close()
-            shard.history.close()
+            try:
+                shard.upkeep.close()
+            finally:
+                shard.history.close()
         except (OSError, Fenced) as error:
             # The others must still be closed; what is missing here is found by the next recovery.
             logger.warning("%s: not closed in order: %s", shard.ref, error)
+
+    def _close_lost(self, shard: SegmentShard) -> None:
+        """As `_close`; what was lost with the shard was said when this owner was stopped."""
+        with suppress(DataLoss):
+            self._close(shard)
 
     def _close_if_open(self, shard: SegmentShard | None) -> None:
         if shard is not None:
@@ -445,6 +520,6 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
 
     def _remove(self, ref: ShardRef, shard: SegmentShard | None) -> None:
         if shard is not None:
-            shard.wal.close()
+            shard.wal.close(deleting=True)
             shard.history.close()
         remove_files(self._disk, self.directory, ref.id)

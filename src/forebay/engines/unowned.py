@@ -14,7 +14,7 @@ from typing import TypeAlias
 from forebay.appends.callbacks import Waking, call_back
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines.readonly import FollowedShard, LeftShards
+from forebay.engines.readonly import FollowedShard, FollowedView, LeftShards
 from forebay.engines.seam import OwnedShard
 from forebay.errors import Moved
 from forebay.shard import ShardContext
@@ -88,11 +88,6 @@ class UnownedShard(FollowedShard):
         self._is_lost = is_lost
 
     @property
-    def is_over(self) -> bool:
-        """Whether every call is refused: then the shard is to be asked for again."""
-        return self._closed is not None
-
-    @property
     def holder(self) -> str | None:
         """The directory that holds the shard; `None` if it was never used."""
         stored = self._around.catalog(self.ref).state()
@@ -122,9 +117,9 @@ class UnownedShard(FollowedShard):
         self.poll_seconds = owned.poll_seconds
         call_back(deque([Waking(self.wakers, self.ref)]))
 
-    def _check_known(self) -> None:
-        super()._check_known()
-        if self._past.is_elsewhere and self.ref.spec.engine is not Engine.SEGMENT:
+    def _check_known(self, view: FollowedView) -> None:
+        super()._check_known(view)
+        if view.past.is_elsewhere and self.ref.spec.engine is not Engine.SEGMENT:
             # Such a shard has no history: once it is used elsewhere, nothing recorded shows its records.
             self._closed = "is used by another directory now: ask for it again"
             self._check_open()

@@ -4,9 +4,20 @@ A server uses it without knowing storage: `Watcher` is a stream over topics for 
 waited for. Knows topics and event loops; knows nothing of sockets, nor of who may read what.
 """
 
-from forebay.live.calls import KeptCall, StartCall
+from forebay.live.calls import CallKey, KeptCall, StartCall
 from forebay.live.feeds import Feeds, Render
 from forebay.live.polling import PolledPage, poll
 from forebay.live.watcher import Delivered, WatchedTopic, Watcher
 
-__all__ = ["Delivered", "Feeds", "KeptCall", "PolledPage", "Render", "StartCall", "WatchedTopic", "Watcher", "poll"]
+__all__ = [
+    "CallKey",
+    "Delivered",
+    "Feeds",
+    "KeptCall",
+    "PolledPage",
+    "Render",
+    "StartCall",
+    "WatchedTopic",
+    "Watcher",
+    "poll",
+]

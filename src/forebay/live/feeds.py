@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from forebay.engines import ReadShard
 from forebay.errors import Closed, Corrupt, ForebayError
 from forebay.format.frame.batch import Batch
-from forebay.live.calls import StartCall
+from forebay.live.calls import CallKey, StartCall
 from forebay.live.deadlines import Deadlines
 from forebay.live.outbox import Lane, Outbox
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX, Page
@@ -54,10 +54,14 @@ for the interpreter otherwise, most of all to end the very append that woke the 
 class SharedPage:
     """One page of a shard, for every watcher that comes to its first offset."""
 
-    __slots__ = ("_partition", "_rendered", "bytes", "ended", "gaps", "page")
+    __slots__ = ("_partition", "_rendered", "bytes", "ended", "gaps", "page", "read_at", "shard")
 
-    def __init__(self, page: Page, partition: int, ended: object) -> None:
+    def __init__(self, page: Page, partition: int, shard: ReadShard, ended: object, read_at: float) -> None:
         self.page = page
+        self.shard = shard
+        """What gave it."""
+        self.read_at = read_at
+        """When it was asked for, by the time of the loop."""
         self.ended = ended
         """What had ended in the shard before the page was read; see `ReadShard.ended`."""
         self.bytes = page.bytes
@@ -152,8 +156,10 @@ class ShardFeed:
         """Lanes that have nothing to read, by the offset that they wait for."""
         self.quiet_at: int | None = None
         """Where the shard ended at the last look, if no waker was called since and it calls its wakers."""
-        self._reads: dict[int, asyncio.Future[tuple[ReadShard, SharedPage]]] = {}
+        self._reads: dict[int, asyncio.Future[SharedPage]] = {}
         """By offset, what threads read at present."""
+        self._missed: set[int] = set()
+        """Offsets of reads during which a waker was called: one that comes back empty was too early."""
         self._poll: asyncio.TimerHandle | None = None
         """The next look, where the shard calls no waker."""
         self._bell = Bell(feeds.loop, self)
@@ -181,10 +187,14 @@ class ShardFeed:
         return None
 
     def is_current(self, page: SharedPage) -> bool:
-        """Whether no record of the shard has ended since the page was read."""
-        return page.ended == self._shard.ended()
+        """Whether no record of the page can have ended since it was read: its shard serves on, and ended no more.
 
-    def reading(self, offset: int) -> asyncio.Future[tuple[ReadShard, SharedPage]] | None:
+        Another shard may count alike what ended in it, so a page is of one shard only.
+        """
+        shard = page.shard
+        return page.ended == shard.ended() and self._topic.is_served_by(self._partition, shard)
+
+    def reading(self, offset: int) -> asyncio.Future[SharedPage] | None:
         """What a thread reads from this offset on, if one does."""
         return self._reads.get(offset)
 
@@ -243,12 +253,15 @@ class ShardFeed:
 
     def _cached(self, offset: int) -> SharedPage | None:
         """What memory has from `offset` on, an empty page at the end; `None` if a thread has to read it."""
-        ended = self._shard.ended()
+        shard, now = self._shard, self._feeds.loop.time()
         found = self._feeds.kept(self, offset)
-        if found is not None and found.ended == ended:
+        # A shard that calls no waker learns only by reads what its owner has ended.
+        is_fresh = found is not None and (shard.poll_seconds is None or now < found.read_at + LOOK_SECONDS)
+        if found is not None and is_fresh and self.is_current(found):
             return found
-        page = self._shard.read_cached(offset, PAGE_BYTES)
-        shared = None if page is None else SharedPage(page, self._partition, ended)
+        ended = shard.ended()
+        page = shard.read_cached(offset, PAGE_BYTES)
+        shared = None if page is None else SharedPage(page, self._partition, shard, ended, now)
         if shared is None or shared.holds_a_loop:
             return None
         return self._checked(offset, shared)
@@ -263,27 +276,32 @@ class ShardFeed:
     def _fetch(self, offset: int, render: Render[Any] | None = None) -> None:
         """Have a thread read the page, unless one does so already: for the lanes that wait, or for this render."""
         if offset in self._reads:
+            if render is None and self._shard.poll_seconds is None:
+                self._missed.add(offset)
             return
         renders = {lane.render for lane in self._waiting[offset]} if render is None else {render}
         try:
-            reading = self._feeds.start(partial(self._read, offset, renders))
+            key = CallKey.of(self._topic, self._partition)
+            reading = self._feeds.start(key, partial(self._read, offset, renders, self._feeds.loop.time()))
         except Closed as error:
             self._feeds.loop.call_soon(self._fail, offset, error)
             return
         self._reads[offset] = reading
-        reading.add_done_callback(partial(self._fetched, offset, self._feeds.loop.time()))
+        reading.add_done_callback(partial(self._fetched, offset))
 
-    def _read(self, offset: int, renders: Collection[Render[Any]]) -> tuple[ReadShard, SharedPage]:
+    def _read(self, offset: int, renders: Collection[Render[Any]], now: float) -> SharedPage:
         """Read a page in a thread, and render it there if that would hold the loop. The thread holds no lock."""
         shard, ended, page = self._topic.shard_page(self._partition, offset, PAGE_BYTES)
-        shared = SharedPage(page, self._partition, ended)
+        shared = SharedPage(page, self._partition, shard, ended, now)
         if shared.holds_a_loop:
             for render in renders:
                 shared.rows(render)
-        return shard, shared
+        return shared
 
-    def _fetched(self, offset: int, begun: float, reading: asyncio.Future[tuple[ReadShard, SharedPage]]) -> None:
+    def _fetched(self, offset: int, reading: asyncio.Future[SharedPage]) -> None:
         del self._reads[offset]
+        is_missed = offset in self._missed
+        self._missed.discard(offset)
         if reading.cancelled() or not self._end.alive:
             # Of no use, or too late: a feed that has ended must not enter its waker into the shard again.
             return
@@ -291,7 +309,12 @@ class ShardFeed:
         if error is not None:
             self._fail(offset, error)
             return
-        shard, shared = reading.result()
+        shared = reading.result()
+        shard, begun = shared.shard, shared.read_at
+        if not self._topic.is_served_by(self._partition, shard):
+            # Lost, moved or deleted while the thread read: what it has read may have ended, and its shard wakes none.
+            self.look()
+            return
         is_new = shard is not self._shard
         if is_new:
             # Closed and opened again, moved here or moved away: the waker goes with the watchers.
@@ -303,12 +326,13 @@ class ShardFeed:
         except Corrupt as corrupt:
             self._fail(offset, corrupt)
             return
-        if shared.page.next > offset:
+        is_empty = shared.page.next <= offset
+        if not is_empty:
             self._hand(offset, shared)
-        elif is_new or begun < self._listening_since:
+        if is_new or (is_empty and (is_missed or begun < self._listening_since)):
             # What was published since the read, and before the waker was in this shard, has called none.
             self.look()
-        elif shard.poll_seconds is not None and self._waiting and self._poll is None:
+        elif is_empty and shard.poll_seconds is not None and self._waiting and self._poll is None:
             took = self._feeds.loop.time() - begun
             self._poll = self._feeds.loop.call_later(max(shard.poll_seconds, POLL_REST * took), self._look_again)
 
@@ -336,7 +360,7 @@ class Feeds:
     """Every shard that is followed in one event loop. Made in that loop, and used in it alone."""
 
     def __init__(self, start: StartCall) -> None:
-        """`start` begins a call in a thread."""
+        """`start` begins a call in a thread, by what it may wait for."""
         self.loop = asyncio.get_running_loop()
         self.start = start
         self.deadlines = Deadlines(self.loop, self.wake)

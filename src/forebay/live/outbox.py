@@ -39,6 +39,13 @@ class Outbox:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
+    def drop(self, lane: Lane) -> None:
+        """Have this lane leave its feed, and be ready no more; it stays among the lanes, which are numbered."""
+        lane.feed.part(lane)
+        lane.empty()
+        if lane in self.ready:
+            self.ready.remove(lane)
+
     def close(self) -> None:
         """Leave every feed; harmless when repeated."""
         lanes, self.lanes = self.lanes, []
@@ -80,6 +87,12 @@ class Lane:
         """What it waits for cannot be read."""
         self._failure = error
         self.outbox.ready.append(self)
+
+    def empty(self) -> None:
+        """Hold nothing of what it was given."""
+        if self._page is not None:
+            self.outbox.bytes_held -= self._page.bytes
+        self._page = self._failure = None
 
     def take(self) -> SharedPage | None:
         """The page that it was given, if it was given one and has room for it; raises why it cannot be read."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+from forebay.live.calls import CallKey
 from forebay.live.feeds import PAGE_BYTES, Feeds, Render, SharedPage
 from forebay.live.outbox import Lane, Outbox
 from forebay.pages import Reach
@@ -43,43 +44,52 @@ async def poll(
     published meanwhile is missed.
     """
     check_offset(offset)
+    key = CallKey.of(topic, partition)
     shard = topic.shard_if_open(partition)
     if shard is None:
-        shard = (await feeds.start(partial(topic.shard_page, partition, offset, PAGE_BYTES)))[0]
+        shard = (await feeds.start(key, partial(topic.shard_page, partition, offset, PAGE_BYTES)))[0]
     outbox = Outbox(sys.maxsize)
     lane = feeds.join(topic, partition, shard, outbox, render)
     try:
         if offset > (await _reach(feeds, topic, partition)).head:
             # It says whether the offset lies behind the end: offsets may be given out that no reader sees yet.
-            await feeds.start(partial(topic.page, partition, offset, records_max=1))
+            await feeds.start(key, partial(topic.page, partition, offset, records_max=1))
         deadline = feeds.loop.time() + wait_seconds
-        rows: Sequence[T] = ()
-        gaps: Sequence[Gap] = ()
-        while not rows and not gaps and (page := await _page_at(feeds, lane, offset, deadline)) is not None:
-            rows, gaps, offset = page.rows(render), page.gaps, page.page.next
-        earliest, evict_floor, head = await _reach(feeds, topic, partition)
-        return PolledPage(rows, gaps, offset, max(head, offset), earliest, evict_floor)
+        while (page := await _page_at(feeds, lane, offset, deadline)) is not None:
+            reach = await _reach(feeds, topic, partition)
+            if not lane.feed.is_current(page):
+                # Records of it have ended while a thread asked for the ends.
+                continue
+            rows, offset = page.rows(render), page.page.next
+            if rows or page.gaps:
+                return _polled(rows, page.gaps, offset, reach)
+        return _polled((), (), offset, await _reach(feeds, topic, partition))
     finally:
         outbox.close()
+
+
+def _polled(rows: Sequence[T], gaps: Sequence[Gap], offset: int, reach: Reach) -> PolledPage[T]:
+    earliest, evict_floor, head = reach
+    return PolledPage(rows, gaps, offset, max(head, offset), earliest, evict_floor)
 
 
 async def _page_at(feeds: Feeds, lane: Lane, offset: int, deadline: float) -> SharedPage | None:
     """The page at `offset`, waited for until the deadline, and longer while a thread reads it; `None` if none came."""
     feed, outbox = lane.feed, lane.outbox
-    feed.wait(lane, offset)
     try:
-        page = feed.page(offset, lane.render, is_waiting=False)
-        if page is not None:
-            return page
-        while lane.waits_at is not None and feeds.loop.time() < deadline:
-            await feeds.sleep(outbox, deadline)
-        reading = feed.reading(offset)
-        if lane.waits_at is not None and reading is not None:
-            await asyncio.wait([reading])
-        page = lane.take()
-        if page is not None and not feed.is_current(page):
+        while True:
+            feed.wait(lane, offset)
             page = feed.page(offset, lane.render, is_waiting=False)
-        return page
+            if page is not None:
+                return page
+            while lane.waits_at is not None and feeds.loop.time() < deadline:
+                await feeds.sleep(outbox, deadline)
+            while lane.waits_at is not None and (reading := feed.reading(offset)) is not None:
+                await asyncio.wait([reading])
+            page = lane.take()
+            if page is None or feed.is_current(page):
+                return page
+            # Records of it have ended meanwhile: it is asked for again.
     finally:
         feed.leave(lane)
 
@@ -89,5 +99,5 @@ async def _reach(feeds: Feeds, topic: Topic, partition: int) -> Reach:
     shard = topic.shard_if_open(partition)
     if shard is not None:
         return shard.reach()
-    offsets = await feeds.start(partial(topic.offsets, partition))
+    offsets = await feeds.start(CallKey.of(topic, partition), partial(topic.offsets, partition))
     return Reach(offsets.earliest, offsets.evict_floor, offsets.next)

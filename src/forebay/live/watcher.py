@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from forebay.disk.forks import ForkGuard
 from forebay.engines import ReadShard
-from forebay.live.calls import KeptCall
+from forebay.live.calls import CallKey, KeptCall
 from forebay.live.feeds import Feeds, Render
 from forebay.live.outbox import Lane, Outbox
 from forebay.reading import Cursor
@@ -105,8 +105,10 @@ class Watcher(Generic[T]):
         self._sources = sources
         self._timeout = timeout
         self._guard = ForkGuard()
-        self._begun: KeptCall[list[Following[Record]]] = KeptCall(feeds.start)
-        self._grown: KeptCall[None] = KeptCall(feeds.start)
+        keys = [CallKey.of(source.topic) for source in sources]
+        key = keys[0] if len(keys) == 1 else tuple(keys)
+        self._begun: KeptCall[list[Following[Record]]] = KeptCall(feeds.start, key)
+        self._grown: KeptCall[None] = KeptCall(feeds.start, key)
         self._followings: list[Following[Record]] | None = None
         """What is followed of each topic."""
         self._joined = [0] * len(sources)
@@ -116,6 +118,9 @@ class Watcher(Generic[T]):
         self._parts: list[_Part[T]] = []
         """By the number of its lane."""
         self._closed = False
+        self.failed: WatchedTopic[T] | None = None
+        """The topic of which the last `take` could read nothing more, for the reason that it raised."""
+        self._left: set[WatchedTopic[T]] = set()
         # A watcher that is dropped leaves its feeds, in its loop: the collector may run in any thread.
         self._dropped = weakref.finalize(self, _call_in, feeds.loop, self.outbox.close)
         self._dropped.atexit = False
@@ -144,6 +149,7 @@ class Watcher(Generic[T]):
         A watcher without a timeout of its own waits until this time of the loop, if one is given. Raises what a read of
         the topic raises; asked again, it goes on.
         """
+        self.failed = None
         if self._followings is None:
             await self.begin()
         loop, outbox, timeout = self._feeds.loop, self.outbox, self._timeout
@@ -176,6 +182,13 @@ class Watcher(Generic[T]):
         assert self._followings is not None, "begin comes first"
         return [[cursor.next for cursor in following.cursors] for following in self._followings]
 
+    def leave(self, source: WatchedTopic[T]) -> None:
+        """Watch one of the topics no more; `offsets` says on where it stood. In the loop."""
+        self._left.add(source)
+        for lane in self.outbox.lanes:
+            if self._parts[lane.number].source is source:
+                self.outbox.drop(lane)
+
     def close(self) -> None:
         """End: the task that waits gets nothing more. Harmless when repeated. In the loop."""
         self._closed = True
@@ -196,10 +209,12 @@ class Watcher(Generic[T]):
         assert self._followings is not None, "begin comes first"
         self.outbox.has_grown = False
         try:
-            for following in self._followings:
-                while following.has_grown:
+            for source, following in zip(self._sources, self._followings, strict=True):
+                while following.has_grown and source not in self._left:
+                    self.failed = source
                     # More than once where the first answer is that of a call which a cancelled task has left under way.
                     await self._grown.answer(following.grow)
+                    self.failed = None
         except BaseException:
             self.outbox.has_grown = True
             raise
@@ -224,6 +239,7 @@ class Watcher(Generic[T]):
                 found = self._next(lane, part)
             except BaseException:
                 ready.append(lane)
+                self.failed = part.source
                 raise
             if found is not None:
                 if found.next == lane.feed.quiet_at and self._timeout is None:

@@ -139,6 +139,8 @@ class Attaching:
             pieces = self._pieces(load_id, load, manifest, start)
             # Before it is sent: an answer that is lost, and an interrupt, leave it so.
             self._pausing.at_risk = (load_id, standing.revisions)
+            # Before a reader can see that the partition goes on behind it.
+            history.note_load(load_id, start)
             # Commit point: the log goes on behind these segments, here or wherever it is recovered.
             return Write(*self.transaction_for(load_id, standing, pieces), pieces[-1].end)
 
@@ -149,6 +151,7 @@ class Attaching:
             if type(error) is Unavailable:
                 # Nothing was done by any attempt; one that was sent by an earlier call may still land.
                 self._pausing.at_risk = before
+                history.forget_load(load_id)
             raise
         history.note_end(end)
         self._pausing.at_risk = None
@@ -162,7 +165,10 @@ class Attaching:
             # It may still land; if we try again, one of the two is refused.
             return
         # Looked at after that: what it compares has changed, so what has not landed by now never will.
-        self.shard.history.note_end(self._catalog.frontier().next)
+        history, end = self.shard.history, self._catalog.frontier().next
+        if history.loads().get(load_id, end) >= end:
+            history.forget_load(load_id)
+        history.note_end(end)
         self._pausing.at_risk = None
 
     def _standing(self, load_id: str) -> _Standing:

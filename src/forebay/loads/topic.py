@@ -18,7 +18,7 @@ from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadP
 from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, UnknownLoad, Unsupported
 from forebay.format.files.segment import SEGMENT_SUFFIX
-from forebay.format.frame.batch import encode_arrow
+from forebay.format.frame.batch import encode_arrow, partition_column
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.attach import LoadOver
 from forebay.loads.book import AttachedPart
@@ -34,7 +34,7 @@ from forebay.loads.prepare import (
     write_segment,
 )
 from forebay.loads.service import Loads
-from forebay.partitioning import check_partition
+from forebay.partitioning import check_partition, resolve_named
 from forebay.topics import Engine, TopicName, TopicSpec, parse_compression
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class TopicLoads:
         check_partition(partition, spec.partitions)
         if not checked_arrow(batch).num_rows:
             return ()
+        resolve_named(partition, partition_column(batch), spec.partitions)
         made = write_segment(
             self._loads.store().store,
             LoadPlace(load_id, spec.topic_id, partition),

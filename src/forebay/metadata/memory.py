@@ -290,7 +290,7 @@ class MemoryMetadata:
             self._become(state)
 
     def end_session(self, session: str) -> None:
-        """Let a session end as if its process had died."""
+        """See `MetadataStore`. For tests also of a process that lives: as if it had died."""
         with self._changed:
             self._become(self.snapshot().without_session(session))
 

@@ -199,6 +199,12 @@ class MetadataStore(Protocol):
     def session_alive(self, session: str) -> bool:
         """Whether that session, of whichever process, has not ended."""
 
+    def end_session(self, session: str) -> None:
+        """End a session of a process that the caller knows to be gone: no one waits for its time to live.
+
+        Nothing if it has ended. A store that sees processes die by itself has nothing to do.
+        """
+
     def revision(self) -> int:
         """The revision of the newest change."""
 

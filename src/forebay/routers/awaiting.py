@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from typing import Unpack
+from typing import Final, Unpack
 
 from forebay.aio.log import AsyncLog
 from forebay.clock import Clock
@@ -13,6 +13,9 @@ from forebay.records import LATEST, Position
 from forebay.routers.routers import Routers
 from forebay.routing import RouterSpec, RouterStatus, RuleOptions
 from forebay.topics import TopicName
+
+ALL: Final = "the topics of all routers"
+"""What the status of several routers may wait for."""
 
 
 class AsyncRouters:
@@ -33,7 +36,7 @@ class AsyncRouters:
     ) -> RouterSpec:
         """See `Routers.create`."""
         create = partial(self._routers.create, name, sources=sources, destination=destination, start=start, **rule)
-        return await self._run(create)
+        return await self._run(create, at=f"router {name}")
 
     async def alter(self, name: str, **rule: Unpack[RuleOptions]) -> RouterSpec:
         """See `Routers.alter`."""
@@ -49,7 +52,7 @@ class AsyncRouters:
 
     async def delete(self, name: str) -> None:
         """See `Routers.delete`."""
-        await self._run(partial(self._routers.delete, name))
+        await self._run(partial(self._routers.delete, name), at=f"router {name}")
 
     async def all(self) -> list[RouterSpec]:
         """See `Routers.all`."""
@@ -61,15 +64,15 @@ class AsyncRouters:
 
     async def status(self, name: str) -> RouterStatus:
         """See `Routers.status`."""
-        return await self._run(partial(self._routers.status, name))
+        return await self._run(partial(self._routers.status, name), at=f"router {name}")
 
     async def statuses(self) -> list[RouterStatus]:
         """See `Routers.statuses`."""
-        return await self._run(self._routers.statuses)
+        return await self._run(self._routers.statuses, at=ALL)
 
     async def statuses_of(self, routers: Iterable[RouterSpec]) -> list[RouterStatus]:
         """See `Routers.statuses_of`."""
-        return await self._run(partial(self._routers.statuses_of, routers))
+        return await self._run(partial(self._routers.statuses_of, routers), at=ALL)
 
     async def start(self) -> None:
         """See `Routers.start`."""

@@ -8,25 +8,29 @@ The cursor is only a place to begin: everything below it is durable in the desti
 By which rule and for how many partitions records are routed is noted beside the cursor, for a record that is routed
 again must find the same place. A new rule, or a new number of partitions, takes effect at an offset that is stored
 before the first record is routed by it.
+
+The definition is read from the metadata store after each page of records, and before they are routed. So a rule that
+was stored before one of them was appended is known, whichever process stored it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
-from forebay.appends.producer_window import NONE_BEFORE, ROUTER_IDS
+from forebay.appends.producer_window import NONE_BEFORE, ReservedProducer
 from forebay.errors import Corrupt
 from forebay.format.frame.batch import Batch
-from forebay.live import PolledPage, poll
+from forebay.live import CallKey, PolledPage, poll
 from forebay.records import EARLIEST, Gap, Reason, Record
-from forebay.routers.book import note_of, parse_note
+from forebay.routers.book import RouterBook, note_of, parse_note, reader_of
 from forebay.routers.rules import RoutedRecords, routed
 from forebay.routing import RouterRule, RouterSpec
 from forebay.settings import Settings
@@ -35,7 +39,9 @@ from forebay.storage import Topic
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 1.0
-"""A mover that waits for records looks so often whether its rule or the destination has changed."""
+"""A mover that has no records to move goes over so often to a new rule, or to added partitions, that it knows of."""
+HOLD_SECONDS: Final = 0.2
+"""A mover whose router is paused or deleted asks so often for a resume, until its task is ended."""
 END_SECONDS: Final = 5.0
 """So long a mover that is to end waits for the answers to its last appends."""
 CURSOR_SECONDS: Final = 1.0
@@ -51,6 +57,8 @@ class MoverCounts:
     """Records that the rule does not take."""
     lost: dict[Reason, int] = field(default_factory=dict)
     """Offsets that the source has no readable record for, by the reason."""
+    too_large: int = 0
+    """Records that the destination cannot hold with the headers that the rule gives them."""
 
 
 class _Way(NamedTuple):
@@ -78,38 +86,39 @@ class Mover:
         destination: Topic,
         partition: int,
         *,
+        book: RouterBook,
         workers: Workers,
         settings: Settings,
         counts: MoverCounts,
     ) -> None:
         self.router = router
-        """The definition to go by; a later one may be put here at any time."""
+        """The newest definition that is known here: see `adopt`."""
+        self._book = book
         self._topic = source
         self._source = AsyncTopic(source, settings, workers)
         self._destination = AsyncTopic(destination, settings, workers)
         self._partition = partition
-        self._reader = self._source.reader(router.reader)
+        self._reader = reader_of(router, source)
         self._producer = producer_of(router, source.spec.topic_id, partition)
         self._workers = workers
+        self._key = CallKey.of(source, partition)
         self._counts = counts
         self._position = 0
         """Records below were read and have arrived, or are left out."""
+        self._cursor = 0
+        """Where this mover has put the cursor, or found it."""
         self._arrived: dict[int, int] = {}
         """By partition of the destination, the last offset of the source that it has got something from."""
         self._sent: deque[_Sent] = deque()
         """What has arrived since the cursor was stored."""
         self._noted_at = 0.0
+        self._bytes_max = settings.wal.frame_bytes_max // 2
+        """What one append has at most, if it has more than one record."""
 
     async def run(self) -> None:
         """Move records until it is cancelled. Raises what keeps it from going on; then nothing is lost or doubled."""
         way = await self._begin()
         while True:
-            newest = self._newest()
-            # Where an earlier run has come further than the cursor, records up to there went the old way.
-            old_way_stop = max(self._arrived.values(), default=-1) + 1
-            if newest != way and self._position >= old_way_stop:
-                await self._switch(newest)
-                way = newest
             page = await poll(
                 self._workers.feeds,
                 self._topic,
@@ -118,21 +127,48 @@ class Mover:
                 Batch.records,
                 wait_seconds=WAIT_SECONDS,
             )
+            # Behind the wait: these records may have been appended after the router was altered, paused or deleted.
+            if page.rows and not await self.look():
+                await asyncio.sleep(HOLD_SECONDS)
+                continue
+            newest = self._newest()
+            # Where an earlier run has come further than the cursor, records up to there went the old way.
+            old_way_stop = max(self._arrived.values(), default=-1) + 1
+            if newest != way and self._position >= old_way_stop:
+                await self._switch(newest)
+                way = newest
             await self._move(page if newest == way else _below(page, old_way_stop), way)
             if page.caught_up or self._seconds() - self._noted_at > CURSOR_SECONDS:
                 await self.note_cursor(way)
 
+    async def look(self) -> bool:
+        """Read the definition from the metadata store; whether records may be moved by it now."""
+        found = await self._workers.run(self._book.current, self.router)
+        if found is None:
+            return False
+        self.adopt(found)
+        return not found.is_paused
+
+    def adopt(self, router: RouterSpec) -> None:
+        """Go by this definition, unless a later rule is known. In the loop that moves records."""
+        if router.version >= self.router.version:
+            self.router = router
+
     async def _begin(self) -> _Way:
         """Find out how far an earlier run has come, and by which rule it went."""
         self._noted_at = self._seconds()
-        cursor = await self._reader.offset(self._partition)
-        if cursor is None:
+        # The cursor with its note first: the definition that is read after it has the rule that the note names.
+        stored = await self._workers.run(self._reader.progress, self._partition)
+        await self.look()
+        if stored is None:
             # A partition that was added to the source: everything in it is new.
             way = self._newest()
-            self._position = await self._reader.reset(EARLIEST, self._partition, note_of(way.version, way.partitions))
+            note = note_of(way.version, way.partitions)
+            self._position = await self._workers.run_at(self._key, self._reader.reset, EARLIEST, self._partition, note)
         else:
-            self._position = cursor
-            way = self._way(*parse_note(await self._reader.note(self._partition)))
+            self._position = stored.offset
+            way = self._way(*parse_note(stored.note))
+        self._cursor = self._position
         for place in range(self._destination.partitions):
             last = await self._destination.last_sequence(self._producer, place)
             if last is not None:
@@ -153,16 +189,22 @@ class Mover:
         return _Way(version, rule, partitions)
 
     async def _switch(self, way: _Way) -> None:
-        """Route the records from here on another way. Commit point: the cursor is stored with the new note."""
+        """Route the records from here on another way; `Conflict` if another process has moved the cursor."""
         await self._destination.flush()
         self._sent.clear()
-        await self._reader.reset(self._position, self._partition, note_of(way.version, way.partitions))
+        note = note_of(way.version, way.partitions)
+        # Commit point: from here on, and after any crash, these records go the new way.
+        moved = partial(self._reader.ack_up_to, self._position, self._partition, note, expected=self._cursor)
+        await self._workers.run_at(self._key, moved)
+        self._cursor = self._position
 
     async def _move(self, page: PolledPage[Record], way: _Way) -> None:
         """Append what the rule takes of a page, to all partitions at once, and wait until it has arrived."""
-        parts, left_out = routed(way.rule, page.rows, way.partitions, self._arrived)
+        parts, left_out, too_large = routed(
+            way.rule, page.rows, way.partitions, self._arrived, bytes_max=self._bytes_max
+        )
         appending = asyncio.gather(
-            *(self.append_part(place, part) for place, part in parts.items()), return_exceptions=True
+            *(self._append_parts(place, appends) for place, appends in parts.items()), return_exceptions=True
         )
         try:
             answers = await asyncio.shield(appending)
@@ -174,12 +216,19 @@ class Mover:
             if isinstance(answer, BaseException):
                 raise answer
         self._counts.left_out += left_out
+        if too_large:
+            self._count_too_large(too_large)
         for gap in page.gaps:
             self._count_gap(gap)
         if page.next > self._position:
             self._position = page.next
             ends = dict(answer for answer in answers if not isinstance(answer, BaseException))
             self._sent.append(_Sent(page.next, ends))
+
+    async def _append_parts(self, place: int, parts: Sequence[RoutedRecords]) -> tuple[int, int]:
+        """Append records to one partition of the destination, one append after the other; see `append_part`."""
+        answers = [await self.append_part(place, part) for part in parts]
+        return answers[-1]
 
     async def append_part(self, place: int, part: RoutedRecords) -> tuple[int, int]:
         """Append records to one partition of the destination; the partition, and where they end in it."""
@@ -197,6 +246,19 @@ class Mover:
         self._arrived[place] = part.last
         self._counts.routed += len(part.values)
         return place, offsets[-1] + 1
+
+    def _count_too_large(self, offsets: Sequence[int]) -> None:
+        self._counts.too_large += len(offsets)
+        logger.warning(
+            "router %s leaves out %d records of %s[%d], the first at offset %d: with the headers that the rule gives "
+            "them they are too large for %s; read them in their topic",
+            self.router.name,
+            len(offsets),
+            self._source.name,
+            self._partition,
+            offsets[0],
+            self._destination.name,
+        )
 
     def _count_gap(self, gap: Gap) -> None:
         if gap.reason is Reason.SKIPPED:
@@ -221,7 +283,8 @@ class Mover:
             done = self._sent.popleft().stop
         if done is not None:
             note = note_of(way.version, way.partitions)
-            await self._reader.ack_up_to(done, self._partition, note, ack="cached")
+            cached = partial(self._reader.ack_up_to, done, self._partition, note, ack="cached")
+            self._cursor = await self._workers.run_at(self._key, cached)
 
     def _seconds(self) -> float:
         return asyncio.get_running_loop().time()
@@ -234,8 +297,6 @@ def _below(page: PolledPage[Record], stop: int) -> PolledPage[Record]:
     return page._replace(rows=rows, gaps=gaps, next=min(page.next, max([stop, *(gap.stop for gap in gaps)])))
 
 
-def producer_of(router: RouterSpec, source_id: str, partition: int) -> int:
+def producer_of(router: RouterSpec, source_id: str, partition: int) -> ReservedProducer:
     """The producer that a router is in its destination, for one partition of a source."""
-    text = f"{router.router_id}/{source_id}/{partition}"
-    drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-    return ROUTER_IDS + drawn % (2**64 - ROUTER_IDS)
+    return ReservedProducer.of_worker(f"{router.router_id}/{source_id}/{partition}")

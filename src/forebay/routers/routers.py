@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import Unpack
 
 from forebay.clock import Clock, SystemClock
-from forebay.errors import ForebayError, Invalid, UnknownTopic
+from forebay.errors import Corrupt, ForebayError, Invalid, UnknownTopic, UnsupportedFormat
 from forebay.records import LATEST, Position
-from forebay.routers.book import RouterBook
+from forebay.routers.book import OrphanCursors, RouterBook, reader_of
 from forebay.routers.running import MovedState, RouterRunner
 from forebay.routing import (
+    TOO_LARGE,
     RouterRule,
     RouterSource,
     RouterSpec,
@@ -33,8 +34,9 @@ class Routers:
 
     def __init__(self, log: Storage, *, clock: Clock | None = None) -> None:
         self._log = log
-        self._book = RouterBook(log, clock or SystemClock())
-        self._runner = RouterRunner(log, self._book)
+        clock = clock or SystemClock()
+        self._book = RouterBook(log, clock)
+        self._runner = RouterRunner(log, self._book, OrphanCursors(log, self._book, clock))
 
     def create(
         self,
@@ -131,6 +133,8 @@ class Routers:
         for part in moved:
             for reason, count in part.counts.lost.copy().items():
                 lost[reason.name.lower()] = lost.get(reason.name.lower(), 0) + count
+            if part.counts.too_large:
+                lost[TOO_LARGE] = lost.get(TOO_LARGE, 0) + part.counts.too_large
         failures = {
             f"{topic}[{number}]": part.failure
             for (topic, number), part in (states or {}).items()
@@ -163,6 +167,9 @@ class Routers:
             return self._log.topic(name).spec.topic_id == topic_id
         except UnknownTopic:
             return False
+        except (Corrupt, UnsupportedFormat):
+            # What cannot be read was not deleted.
+            return True
 
     def _lag(self, router: RouterSpec) -> int | None:
         try:
@@ -174,6 +181,6 @@ class Routers:
         if not self._is_there(source.topic, source.topic_id):
             return 0
         topic = self._log.topic(source.topic)
-        reader = topic.reader(router.reader)
-        ends = {partition: topic.offsets(partition).next for partition in range(topic.partitions)}
+        reader = reader_of(router, topic)
+        ends = {partition: topic.lag_end(partition) for partition in range(topic.partitions)}
         return sum(max(0, end - (reader.offset(partition) or 0)) for partition, end in ends.items())

@@ -6,20 +6,22 @@ that when they route records again after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from forebay.appends.queue import record_bytes
 from forebay.errors import Invalid
 from forebay.partitioning import partition_of_key
-from forebay.records import Headers, Record
+from forebay.records import COPIED_HEADERS_MAX, Headers, Record
 from forebay.routing import RouterRule, RouterSpec
+from forebay.storage.append import COPY_BYTES_MAX
 from forebay.topics import TopicName
 
 
 class RoutedRecords:
     """Records of one page that go to one partition of the destination, in the order of their offsets, by column."""
 
-    __slots__ = ("headers", "keys", "last", "tags", "timestamps", "values")
+    __slots__ = ("headers", "keys", "last", "size", "tags", "timestamps", "values")
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
@@ -29,43 +31,66 @@ class RoutedRecords:
         self.timestamps: list[int] = []
         self.last = -1
         """The offset of the last of them in the source."""
+        self.size = 0
+        """About what they take in a frame."""
 
-    def add(self, record: Record, key: bytes | None, headers: Headers) -> None:
-        """One more record, with its new key and headers."""
+    def add(self, record: Record, key: bytes | None, headers: Headers, size: int) -> None:
+        """One more record, with its new key and headers, which takes so many bytes."""
         self.values.append(record.value)
         self.keys.append(key)
         self.tags.append(record.tag)
         self.headers.append(headers)
         self.timestamps.append(record.timestamp)
         self.last = record.offset
+        self.size += size
 
 
 class Routed(NamedTuple):
     """What becomes of the records of a page."""
 
-    parts: dict[int, RoutedRecords]
-    """What goes to each partition of the destination."""
+    parts: dict[int, list[RoutedRecords]]
+    """What goes to each partition of the destination, an append each."""
     left_out: int
     """How many records the rule does not take."""
+    too_large: list[int]
+    """The offsets of those that no frame can hold with the headers they get, or that get too many headers."""
 
 
-def routed(rule: RouterRule, records: Iterable[Record], partitions: int, arrived: Mapping[int, int]) -> Routed:
+def routed(
+    rule: RouterRule,
+    records: Iterable[Record],
+    partitions: int,
+    arrived: Mapping[int, int],
+    *,
+    bytes_max: int = COPY_BYTES_MAX,
+) -> Routed:
     """The records that the rule takes, by the partition of the destination that each goes to.
 
     `arrived` says up to which offset of the source each partition has got its records before: they are not routed
     again. A record with a key goes where the key's hash says, one without a key by the number of its own partition.
+    An append has `bytes_max` at most, or one record.
     """
-    parts: dict[int, RoutedRecords] = {}
+    parts: dict[int, list[RoutedRecords]] = {}
     left_out = 0
+    too_large: list[int] = []
     for record in records:
         if not rule.takes(record):
             left_out += 1
             continue
         key = rule.key_of(record)
         place = record.partition % partitions if key is None else partition_of_key(key, partitions)
-        if record.offset > arrived.get(place, -1):
-            parts.setdefault(place, RoutedRecords()).add(record, key, rule.headers_of(record))
-    return Routed(parts, left_out)
+        if record.offset <= arrived.get(place, -1):
+            continue
+        headers = rule.headers_of(record)
+        size = record_bytes(record.value, key, record.tag, headers)
+        if size > COPY_BYTES_MAX or len(headers) > COPIED_HEADERS_MAX:
+            too_large.append(record.offset)
+            continue
+        appends = parts.setdefault(place, [])
+        if not appends or appends[-1].size + size > bytes_max:
+            appends.append(RoutedRecords())
+        appends[-1].add(record, key, headers, size)
+    return Routed(parts, left_out, too_large)
 
 
 class RouterCircle(Invalid):
@@ -74,8 +99,16 @@ class RouterCircle(Invalid):
     topics: tuple[TopicName, ...] = ()
 
 
-def check_no_cycle(routers: Iterable[RouterSpec], sources: Sequence[TopicName], destination: TopicName) -> None:
-    """`RouterCircle` if records that reach the destination could come back to one of the sources."""
+def check_no_cycle(
+    routers: Iterable[RouterSpec],
+    sources: Sequence[TopicName],
+    destination: TopicName,
+    letters_of: Callable[[str], Iterable[str]] = lambda _: (),
+) -> None:
+    """`RouterCircle` if records that reach the destination could come back to one of the sources.
+
+    `letters_of` names the dead-letter topics that the subscriptions of a topic send spent records to.
+    """
     onward: dict[str, list[RouterSpec]] = {}
     for router in routers:
         for source in router.sources:
@@ -89,11 +122,12 @@ def check_no_cycle(routers: Iterable[RouterSpec], sources: Sequence[TopicName], 
         if topic in wanted:
             circle = RouterCircle(
                 f"records would go in a circle: {' → '.join((topic, *way))}"
-                f"{'' if len(way) == 1 else ' by routers that exist'}; "
-                "choose another destination, or delete one of these routers first"
+                f"{'' if len(way) == 1 else ' by routers, or dead letters, that exist'}; "
+                "choose another destination, or delete one of these routers or subscriptions first"
             )
             circle.topics = tuple(TopicName.parse(name) for name in way)
             raise circle
         if topic not in seen:
             seen.add(topic)
             ways += [(*way, router.destination) for router in onward.get(topic, ())]
+            ways += [(*way, letters) for letters in letters_of(topic)]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from forebay.aio.workers import Workers, wake_loop
-from forebay.errors import Closed, ForebayError, UnknownTopic
+from forebay.errors import Closed, Corrupt, ForebayError, UnknownTopic, UnsupportedFormat
 from forebay.locks import Rank, RankedLock
-from forebay.routers.book import RouterBook
+from forebay.routers.book import OrphanCursors, RouterBook
 from forebay.routers.mover import Mover, MoverCounts
 from forebay.routing import RouterSource, RouterSpec
 from forebay.storage import Storage, Topic
@@ -75,9 +75,10 @@ class _LoopSignals:
 class RouterRunner:
     """Moves the records of all routers of a log from `start` to `stop`. Safe for concurrent use."""
 
-    def __init__(self, log: Storage, book: RouterBook) -> None:
+    def __init__(self, log: Storage, book: RouterBook, orphans: OrphanCursors) -> None:
         self._log = log
         self._book = book
+        self._orphans = orphans
         self._states: dict[MovedPart, MovedState] = {}
         """Changed in the loop's thread alone, entry by entry; other threads copy it."""
         self._changing = RankedLock(Rank.LEAF, "routers.runner")
@@ -141,6 +142,7 @@ class RouterRunner:
                 signals.changed.clear()
                 try:
                     await self._follow_definitions(workers, tasks)
+                    await workers.run(self._orphans.look)
                 except Closed:
                     break
                 except ForebayError as error:
@@ -167,15 +169,15 @@ class RouterRunner:
         for part, (router, source) in wanted.items():
             state = self._states.setdefault(part, MovedState())
             if state.mover is not None:
-                state.mover.router = router
+                state.mover.adopt(router)
             if part not in tasks:
                 tasks[part] = asyncio.create_task(self._keep_moving(router, source, part[2], state, workers))
 
     def _partitions(self, source: RouterSource) -> int:
-        """How many partitions a source has; one if it is gone, whose task finds that out."""
+        """How many partitions a source has; one if it is gone or cannot be read, whose task finds that out."""
         try:
             return self._log.topic(source.topic).partitions
-        except UnknownTopic:
+        except (UnknownTopic, Corrupt, UnsupportedFormat):
             return 1
 
     async def _keep_moving(
@@ -203,6 +205,7 @@ class RouterRunner:
                     state.mover.router if state.mover is not None else router,
                     *topics,
                     partition,
+                    book=self._book,
                     workers=workers,
                     settings=self._log.settings,
                     counts=state.counts,

@@ -1,7 +1,8 @@
 """Dead letters for callers of a server: with the rights that each call needs. For one event loop.
 
-A dead letter says which topic it comes from, and a caller that may append to its topic may write one. So a replay is
-allowed for exactly those letters whose origin the caller may write to, and no others that come meanwhile.
+A dead letter says which topic it comes from, and a caller that may append to its topic may write one that has no seal.
+So a replay is allowed for exactly those letters whose origin the caller may write to, and no others that come
+meanwhile; and those without a seal only if the caller names their origin.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ class ServedDeadLetters:
         return await (await self._found(who, ref)).get(place.offset, place.partition)
 
     async def replay(
-        self, who: Principal, ref: LettersRef, places: Sequence[LetterPlace] | None, to: TopicName | None
+        self,
+        who: Principal,
+        ref: LettersRef,
+        places: Sequence[LetterPlace] | None,
+        to: TopicName | None,
+        origins: Sequence[TopicName] = (),
     ) -> int:
         """Append dead letters to their origin, or elsewhere, and remove them; how many.
 
@@ -63,17 +69,18 @@ class ServedDeadLetters:
         letters = await self._found(who, ref)
         if to is not None:
             check_may(who, AccessScope.WRITE, to)
-            return await letters.replay(places, to=to)
+            return await letters.replay(places, to=to, origins=origins)
+        named = {str(origin) for origin in origins}
         wanted = None if places is None else set(places)
         ends: dict[int, int] = {}
         async for page in _pages(letters):
-            _allowed(who, page, wanted)
+            _allowed(who, page, wanted, named)
             ends.update((letter.place.partition, letter.place.offset) for letter in page)
         replayed = 0
         async for page in _pages(letters):
             # One that comes meanwhile is for a later replay: it may be one of these, refused again.
             known = [letter for letter in page if letter.place.offset <= ends.get(letter.place.partition, -1)]
-            replayed += await letters.replay(_allowed(who, known, wanted))
+            replayed += await letters.replay(_allowed(who, known, wanted, named), origins=origins)
         return replayed
 
     async def purge(self, who: Principal, ref: LettersRef, places: Sequence[LetterPlace] | None) -> int:
@@ -103,9 +110,18 @@ async def _pages(letters: AsyncDeadLetters) -> AsyncIterator[list[DeadLetter]]:
         yield page
 
 
-def _allowed(who: Principal, page: Sequence[DeadLetter], wanted: set[LetterPlace] | None) -> list[LetterPlace]:
-    """Those that are meant; `Forbidden` if the caller may not write to the topic that one of them comes from."""
-    meant = [letter for letter in page if wanted is None or letter.place in wanted]
+def _allowed(
+    who: Principal, page: Sequence[DeadLetter], wanted: set[LetterPlace] | None, origins: set[str]
+) -> list[LetterPlace]:
+    """Those that are meant; `Forbidden` if the caller may not write to the topic that one of them comes from.
+
+    Where no place is chosen, letters that nothing vouches for are meant only if the caller names their origin.
+    """
+    meant = [
+        letter
+        for letter in page
+        if (letter.is_vouched or letter.topic in origins if wanted is None else letter.place in wanted)
+    ]
     for letter in meant:
         check_may(who, AccessScope.WRITE, TopicName.parse(letter.topic))
     return [letter.place for letter in meant]

@@ -41,8 +41,8 @@ class RouterService:
         except RouterCircle as error:
             if len(listed(who, error.topics)) < len(error.topics):
                 raise Invalid(
-                    "records would go in a circle, by routers between topics that this token does not cover: choose "
-                    "another destination"
+                    "records would go in a circle, by routers or dead letters between topics that this token does not "
+                    "cover: choose another destination"
                 ) from error
             raise
 

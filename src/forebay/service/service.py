@@ -7,7 +7,8 @@ and renders. For one event loop; nothing here blocks it: records are queued, pag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, Unpack
@@ -15,25 +16,36 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, Unpack
 from forebay.aio.loads import AsyncLoads
 from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
+from forebay.aio.workers import ANONYMOUS, CALLER
 from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadSegment, LoadTarget, SharedStore
-from forebay.errors import Conflict, ForebayError, Invalid, Moved, PartitionOutcomes, Unauthenticated, Unavailable
+from forebay.errors import (
+    Conflict,
+    ForebayError,
+    Invalid,
+    Moved,
+    PartitionOutcomes,
+    Unauthenticated,
+    Unavailable,
+    UnknownTopic,
+)
 from forebay.format.columns.rows import ColumnBytes
 from forebay.live import WatchedTopic, Watcher
 from forebay.metadata import MetadataStore
 from forebay.pages import Page
+from forebay.progress import check_not_reserved
 from forebay.records import CommitAck, GroupOffset, Offsets, Position
 from forebay.routers import AsyncRouters
 from forebay.service.deadletters import ServedDeadLetters
 from forebay.service.placement import Nowhere, Placement, There
 from forebay.service.principals import EVERY_TOPIC, AccessScope, Principal, check_may, listed, listed_ranges, may
 from forebay.service.quotas import Quotas
-from forebay.service.reserved import check_not_reserved
 from forebay.service.routers import RouterService
 from forebay.service.subscriptions import ServedSubscriptions
 from forebay.service.tokens import TokenBook
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, BatchAck, Retained
 from forebay.storage.copying import Copied
+from forebay.storage.erasure.answer import Erasure, without_roots
 from forebay.storage.recorded import RecordedShard
 from forebay.storage.segments import SegmentPage
 from forebay.storage.status import LogStatus, TopicStatus
@@ -49,7 +61,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ANYONE: Final = Principal(name="anonymous", scopes=frozenset(AccessScope), prefixes=frozenset((EVERY_TOPIC,)))
+ANYONE: Final = Principal(name=ANONYMOUS, scopes=frozenset(AccessScope), prefixes=frozenset((EVERY_TOPIC,)))
 """Every caller of a server that asks for no token."""
 COUNT_SECONDS: Final = 1.0
 """How long a count of all topics is believed: the limit on topics may be passed by what is created meanwhile."""
@@ -63,19 +75,28 @@ class AppendRecords:
 
     columns: RecordColumns | ColumnBytes | pa.RecordBatch
     partition: int | None = None
-    """Where all of them go; left out, keys decide, and records without a key take turns."""
+    """Where all of them go. Left out, they go where each says; else keys decide, and those without a key take turns."""
     producer: int | None = None
     sequence: int | None = None
     previous: int | None = None
+    names_each: bool = False
+    """Whether the error of an append that stands in part says what became of each record."""
 
     async def queue(self, topic: AsyncTopic) -> Ack | BatchAck:
         """Queue them; `Throttled` at once where there is no room."""
         columns = self.columns
         if isinstance(columns, RecordColumns):
-            if len(columns.values) == 1 and self.producer is None and self.sequence is None and self.previous is None:
+            if (
+                len(columns.values) == 1
+                and columns.partitions is None
+                and self.producer is None
+                and self.sequence is None
+                and self.previous is None
+            ):
                 return await self._queue_one(topic, columns)
-            return await topic.append_many_nowait(
+            return await topic.append_named_nowait(
                 columns.values,
+                columns.partitions,
                 keys=columns.keys,
                 tags=columns.tags,
                 headers=columns.headers,
@@ -97,7 +118,7 @@ class AppendRecords:
 
     async def _queue_one(self, topic: AsyncTopic, columns: RecordColumns) -> Ack:
         """Queue the only record, which then shares a frame with those of other requests."""
-        values, keys, tags, headers, timestamps = columns
+        values, keys, tags, headers, timestamps, _ = columns
         return await topic.append_nowait(
             values[0],
             key=None if keys is None else keys[0],
@@ -154,12 +175,14 @@ class TopicCache:
         self._handles: dict[TopicName, AsyncTopic] = {}
 
     async def get(self, name: TopicName) -> AsyncTopic:
-        """The topic of this name; `UnknownTopic` if there is none. Waits only for one that is not known here."""
+        """The topic that is named; `UnknownTopic` if there is none. Waits only for one that is not known here."""
         handle = self._handles.get(name)
         known = self._log.known_topic(name)
         if handle is not None and known is not None and known.topic_id == handle.spec.topic_id:
             return handle
-        self._handles.pop(name, None)
+        if name.topic_id is None:
+            # Else what is kept may be right, and the name mean a topic that is gone.
+            self._handles.pop(name, None)
         handle = await self._log.topic(name)
         self._handles[name] = handle
         if len(self._handles) > TOPICS_KEPT:
@@ -169,6 +192,14 @@ class TopicCache:
     def forget(self, name: TopicName) -> None:
         """The topic was deleted."""
         self._handles.pop(name, None)
+
+
+class PartitionOffsets(NamedTuple):
+    """The watermarks of a partition, and where a read ends in it."""
+
+    partition: int
+    offsets: Offsets
+    end: int
 
 
 class LookedAt(NamedTuple):
@@ -190,9 +221,11 @@ class Service:
         placement: Placement,
         tokens: TokenBook | None,
         routers: AsyncRouters,
+        on_deleted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without `tokens` every caller may do everything."""
+        """Without `tokens` every caller may do everything. `on_deleted` is called for each topic that was deleted."""
         self._log = log
+        self._on_deleted = on_deleted
         self.quotas = quotas
         self.routers = RouterService(routers)
         self._placement = placement
@@ -222,6 +255,16 @@ class Service:
         """The caller that shows this token; `Unauthenticated` if it is not valid. Reads nothing but memory."""
         return ANYONE if self._tokens is None else self._tokens.principal(secret)
 
+    @staticmethod
+    def call_for(who: Principal) -> None:
+        """What this task does from now on is done for this caller: callers take turns for threads."""
+        CALLER.set(who.name)
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether so many calls hang at some topics that further ones there are refused. Reads nothing but memory."""
+        return self._log.is_degraded
+
     def rights_edition(self) -> object:
         """A value that is another one once the rights of callers may have changed. Reads nothing but memory."""
         return None if self._tokens is None else self._tokens.edition()
@@ -246,10 +289,11 @@ class Service:
         engine: str | None = None,
         compression: str = "none",
         **limits: Unpack[TopicLimits],
-    ) -> TopicSpec:
-        """Create a topic; its definition."""
+    ) -> tuple[TopicSpec, bool]:
+        """Create a topic; its definition, and whether it is new."""
         check_may(who, AccessScope.ADMIN, name)
-        if not exist_ok or self._log.known_topic(name) is None:
+        before = await self._topic_id(name) if exist_ok else None
+        if before is None:
             await self._check_room_for_topic(who)
         topic = await self._log.create_topic(
             name,
@@ -260,7 +304,14 @@ class Service:
             exist_ok=exist_ok,
             **limits,
         )
-        return topic.spec
+        return topic.spec, topic.spec.topic_id != before
+
+    async def _topic_id(self, name: TopicName) -> str | None:
+        """The id of the topic of this name, if there is one."""
+        try:
+            return (await self._log.topic(name)).spec.topic_id
+        except UnknownTopic:
+            return None
 
     async def topic(self, who: Principal, name: TopicName) -> TopicSpec:
         """The definition of a topic."""
@@ -297,6 +348,7 @@ class Service:
         check_may(who, AccessScope.ADMIN, name)
         await self._log.delete_topic(name)
         self._topics.forget(name)
+        self._on_deleted()
 
     async def seal_topic(
         self, who: Principal, name: TopicName, *, target: str | None, accept_damage: bool
@@ -306,6 +358,17 @@ class Service:
         await self._log.check_held_here(name, target=target)
         await self._log.seal_topic(name, target=target, accept_damage=accept_damage)
         return await self._log.recorded(name)
+
+    async def take_over(
+        self, who: Principal, name: TopicName, partition: int, *, accept_loss: bool
+    ) -> list[RecordedShard]:
+        """Own a partition here whose owner is gone; with `accept_loss` what it has not exported is given up for good.
+
+        A loss is recorded with the caller's name.
+        """
+        check_may(who, AccessScope.ADMIN, name)
+        await self._log.take_over(name, partition, accept_loss=accept_loss, by=who.name if accept_loss else None)
+        return [shard for shard in await self._log.recorded(name) if shard.partition == partition]
 
     async def unseal_topic(self, who: Principal, name: TopicName) -> list[RecordedShard]:
         """Take back a topic that was sealed here, unless another directory has it by now."""
@@ -321,6 +384,15 @@ class Service:
         if not all(shard.is_sealed for shard in await self._log.recorded(name)):
             await self._log.export_topic(name, accept_damage=accept_damage)
         return await self._log.recorded(name)
+
+    async def erase_key(self, who: Principal, name: TopicName, key: bytes, *, now: bool) -> Erasure:
+        """Delete every record of a key, and say where their bytes lie; with `now` rewrite what has them."""
+        check_may(who, AccessScope.DELETE, name)
+        check_may(who, AccessScope.ADMIN, name)
+        erased = await self._log.erase_key(name, key, now=now)
+        settings = self._log.settings
+        roots = [root for root in (self._log.path, settings.wal.dir, settings.store.root) if root is not None]
+        return without_roots(erased, [root.rstrip("/") for root in roots])
 
     async def copy_topic(self, who: Principal, source: TopicName, target: TopicName) -> Copied:
         """Bring every record of one topic into another, each once."""
@@ -376,6 +448,14 @@ class Service:
         """Whether this process owns the shard and has it open. Reads nothing but memory."""
         return self._log.is_open(ref)
 
+    async def is_defined(self, spec: TopicSpec) -> bool:
+        """Whether this very topic, and not another of its name, still exists. Waits for the metadata store."""
+        try:
+            topic = await self._log.topic(spec.name)
+        except UnknownTopic:
+            return False
+        return topic.spec.topic_id == spec.topic_id
+
     async def status(self, who: Principal) -> LogStatus:
         """How the whole log fares."""
         check_may(who, AccessScope.ADMIN, None)
@@ -400,7 +480,8 @@ class Service:
             await ack
         except ForebayError as error:
             if isinstance(ack, BatchAck) and len(ack.tickets) > 1:
-                raise error.with_outcome(PartitionOutcomes(ack.ranges, ack.failures)) from error
+                each = tuple(ack.records()) if records.names_each else ()
+                raise error.with_outcome(PartitionOutcomes(ack.ranges, ack.failures, each)) from error
             raise
         return ack
 
@@ -422,12 +503,13 @@ class Service:
         self._check_placed(topic, what.partition)
         return await what.apply(topic)
 
-    async def offsets(self, who: Principal, name: TopicName, partition: int | None = None) -> dict[int, Offsets]:
-        """The watermarks of one partition, or of all."""
+    async def offsets(self, who: Principal, name: TopicName, partition: int | None = None) -> list[PartitionOffsets]:
+        """The watermarks of one partition, or of all, and where a read of these ends, at one look."""
         topic = await self.readable(who, name, partition)
         numbers = range(topic.partitions) if partition is None else (partition,)
         found = await asyncio.gather(*(topic.offsets(number) for number in numbers))
-        return dict(zip(numbers, found, strict=True))
+        ends = await topic.read_ends(numbers)
+        return [PartitionOffsets(*each) for each in zip(numbers, found, ends, strict=True)]
 
     async def resolve(self, who: Principal, name: TopicName, partition: int, position: Position) -> int | None:
         """The offset that a position stands for; `None` for a time that no record has reached."""
@@ -531,12 +613,18 @@ class Service:
 
     # Groups
 
-    async def groups(self, who: Principal) -> list[str]:
-        """The names of the groups that have a place in a topic which the caller may read."""
-        names = await self._log.groups()
-        if may(who, AccessScope.READ, None):
-            return names
-        return [name for name in names if await self._visible_places(who, name)]
+    async def groups(self, who: Principal, *, after: str | None = None, limit: int) -> tuple[list[str], str | None]:
+        """A page of the names of groups that have a place in a topic which the caller may read.
+
+        With the name to go on after, if there are more. Reads places in those topics alone.
+        """
+        if AccessScope.READ not in who.scopes:
+            return [], None
+        covered = [f"{one.prefix}/" if one.is_one else one.prefix for one in listed_ranges(who, "")]
+        names = await self._log.groups_below(covered)
+        first = 0 if after is None else bisect_right(names, after)
+        page = names[first : first + limit]
+        return page, page[-1] if first + limit < len(names) else None
 
     async def group_places(self, who: Principal, group: str) -> list[GroupOffset]:
         """Where a group stands, in the topics that the caller may read."""

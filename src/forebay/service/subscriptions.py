@@ -18,11 +18,11 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from forebay.aio.subscriptions import AsyncConsumer, AsyncSubscription
 from forebay.aio.topic import AsyncTopic
 from forebay.errors import Conflict, Invalid, UnknownConsumer, UnknownSubscription, UnknownTopic
+from forebay.progress import check_not_reserved
 from forebay.records import DeliveredRecord, Start
 from forebay.service.principals import AccessScope, Principal, check_may
 from forebay.service.quotas import Quotas
-from forebay.service.reserved import check_not_reserved
-from forebay.storage.subscriptions import by_partition
+from forebay.storage.subscriptions import deliveries_of
 from forebay.topics import (
     OnSpent,
     SubscriptionChanges,
@@ -54,6 +54,14 @@ class SubscriptionRef(NamedTuple):
     """Its incarnation, for a caller that means no later one of the same name."""
 
 
+class TakenRecords(NamedTuple):
+    """What a pull of a consumer has taken."""
+
+    records: list[DeliveredRecord]
+    pull: int
+    """The number of the pull among those of the consumer."""
+
+
 class ConsumerSession:
     """One consumer that a caller has attached, from request to request. For one event loop.
 
@@ -76,8 +84,10 @@ class ConsumerSession:
         self._taking: asyncio.Task[list[DeliveredRecord]] | None = None
         self._sequence: int | None = None
         """Of the last pull that had one."""
-        self._answered: Offsets = {}
-        """What that pull was answered with."""
+        self._answered: Mapping[int, Mapping[int, int]] = {}
+        """The deliveries that pull was answered with, by partition and offset."""
+        self._repeated = 0
+        """The number of the last pull whose deliveries a repeat has given back."""
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -97,7 +107,7 @@ class ConsumerSession:
 
     async def pull(
         self, records_max: int, *, bytes_max: int, wait_s: float, sequence: int | None = None
-    ) -> list[DeliveredRecord]:
+    ) -> TakenRecords:
         """Up to so many records that are due; waits for the first. `Conflict` once a later pull has begun.
 
         Repeated with the same `sequence`, because its answer was lost, it first gives back what that answer had: those
@@ -118,8 +128,8 @@ class ConsumerSession:
         self._taking = None
         found = taking.result()
         if sequence is not None:
-            self._answered = by_partition(found)
-        return found
+            self._answered = deliveries_of(found)
+        return TakenRecords(found, number)
 
     async def begin_pull(self, sequence: int | None) -> int:
         """End the pull that is under way, and give back what a lost answer had; the number of the pull that begins.
@@ -140,15 +150,22 @@ class ConsumerSession:
         answered, self._answered = self._answered, {}
         if sequence is not None:
             if sequence == self._sequence:
-                self._consumer.give_back(answered)
+                self._consumer.take_back(answered)
+                self._repeated = number - 1
             self._sequence = sequence
         return number
 
-    def return_all(self, delivered: Sequence[DeliveredRecord]) -> None:
-        """Records that were pulled cannot be sent: they are due as if they had not been delivered."""
-        # A repeat has nothing to give back.
-        self._answered = {}
-        self._consumer.give_back(by_partition(delivered))
+    def return_all(self, taken: TakenRecords) -> None:
+        """Records that were pulled cannot be sent: they are due as if they had not been delivered.
+
+        Unless a repeat of the pull has given them back already, and may have taken them itself.
+        """
+        if self._is_closed or taken.pull <= self._repeated:
+            return
+        if taken.pull == self._pulls:
+            # A repeat has nothing to give back.
+            self._answered = {}
+        self._consumer.take_back(deliveries_of(taken.records))
 
     async def ack(self, done: Offsets, up_to: Mapping[int, int]) -> int:
         """These offsets are done, and everything up to those; how many records counted."""
@@ -172,15 +189,24 @@ class ConsumerSession:
         self._check_open()
         meant: Iterable[Offsets | None] = repeat(None)
         if attempts is not None:
-            for partition, offsets in failed.items():
-                if len(attempts.get(partition, ())) != len(offsets):
-                    raise Invalid(f"attempts of partition {partition} are not as many as its offsets: one for each")
+            _check_attempts(failed, attempts)
             meant = _slices({partition: attempts[partition] for partition in failed})
         counted = 0
         async for part, numbers in _in_turns(zip(_slices(failed), meant, strict=False)):
             self._check_open()
             counted += self._consumer.nack_offsets(part, delay_ms, error, numbers)
         return counted
+
+    def take_back(self, unused: Offsets, attempts: Offsets | None) -> int:
+        """These were pulled and not looked at: they are due as if they had not been delivered; how many were named."""
+        self._check_open()
+        if attempts is None:
+            raise Invalid("is_unused is about deliveries: give the attempts beside the offsets")
+        _check_attempts(unused, attempts)
+        self._consumer.take_back(
+            {number: dict(zip(offsets, attempts[number], strict=True)) for number, offsets in unused.items() if offsets}
+        )
+        return sum(map(len, unused.values()))
 
     @property
     def lost(self) -> int:
@@ -205,15 +231,16 @@ class ConsumerSession:
         if earlier is None:
             return
         earlier.cancel()
+        # By a callback: the caller of this one may go away, too.
+        earlier.add_done_callback(self._return)
         await asyncio.wait((earlier,))
-        self._return(earlier)
         # What a thread has claimed for it comes back first: records stay in order.
         await self._consumer.until_idle()
 
     def _return(self, taking: asyncio.Task[list[DeliveredRecord]]) -> None:
         """What a take has come to did not reach the caller."""
         if not taking.cancelled() and taking.exception() is None and not self._is_closed:
-            self.return_all(taking.result())
+            self._consumer.take_back(deliveries_of(taking.result()))
 
     @property
     def _topic(self) -> str:
@@ -230,6 +257,13 @@ class ConsumerSession:
             raise Conflict(
                 f"a later pull of this consumer of {self.spec.name} has taken the place of this one", topic=self._topic
             )
+
+
+def _check_attempts(offsets: Offsets, attempts: Offsets) -> None:
+    """`Invalid` unless each offset has the number of its delivery."""
+    for partition, some in offsets.items():
+        if len(attempts.get(partition, ())) != len(some):
+            raise Invalid(f"attempts of partition {partition} are not as many as its offsets: one for each")
 
 
 def _slices(named: Offsets) -> Iterator[dict[int, Sequence[int]]]:
@@ -260,6 +294,14 @@ _Key: TypeAlias = tuple[TopicName, str, str]
 """Topic, subscription and consumer, as requests name them."""
 
 
+class _Attempt(NamedTuple):
+    """A consumer that is being attached."""
+
+    subscription_id: str
+    """A subscription that is made again has the name of the one before, and another id."""
+    task: asyncio.Task[ConsumerSession]
+
+
 class ServedSubscriptions:
     """The subscriptions of a server and the sessions of their consumers. For one event loop.
 
@@ -277,8 +319,8 @@ class ServedSubscriptions:
         self._topic = topic
         self._quotas = quotas
         self._sessions: dict[_Key, ConsumerSession] = {}
-        self._attaching: dict[_Key, asyncio.Task[ConsumerSession]] = {}
-        """A repeated call waits for the same attempt."""
+        self._attaching: dict[_Key, _Attempt] = {}
+        """A repeated call waits for the same attempt, if that is one for the same subscription."""
         self._ending: dict[asyncio.Task[None], _Key] = {}
         """Consumers that are leaving, which takes a thread a moment."""
 
@@ -358,22 +400,21 @@ class ServedSubscriptions:
         Waits for those that are leaving: one whose session is over does not keep itself out of an exclusive
         subscription, nor another.
         """
-        subscription = await self.get(who, ref)
         key = (ref.topic, ref.name, consumer)
-        await self._until_left(key)
+        subscription = await self.get(who, ref)
+        while await self._end_earlier(key, subscription.spec):
+            # What was waited for took its time: another subscription may have the name by now.
+            subscription = await self.get(who, ref)
         session = self._sessions.get(key)
-        if session is not None and session.spec.subscription_id != subscription.spec.subscription_id:
-            await self._end(key, session)
-            session = None
         if session is None:
-            attaching = self._attaching.get(key)
-            if attaching is None:
-                attaching = asyncio.create_task(
+            attempt = self._attaching.get(key)
+            if attempt is None:
+                task = asyncio.create_task(
                     self._attach(who, subscription, key, name=name, unacked_max=unacked_max, timeout_s=timeout_s)
                 )
-                self._attaching[key] = attaching
-                attaching.add_done_callback(partial(self._attached, key))
-            session = await asyncio.shield(attaching)
+                attempt = self._attaching[key] = _Attempt(subscription.spec.subscription_id, task)
+                task.add_done_callback(partial(self._attached, key))
+            session = await asyncio.shield(attempt.task)
         if session.principal != who.name:
             raise Conflict(f"another caller has attached consumer {consumer} to {ref.name}: choose another id")
         with session.used():
@@ -405,8 +446,8 @@ class ServedSubscriptions:
 
     async def close(self) -> None:
         """End all sessions; what was acknowledged is stored on return. For the end of the server."""
-        for attaching in list(self._attaching.values()):
-            await asyncio.wait((attaching,))
+        for attempt in list(self._attaching.values()):
+            await asyncio.wait((attempt.task,))
         for key, session in list(self._sessions.items()):
             self._end_soon(key, session)
         if self._ending:
@@ -474,11 +515,29 @@ class ServedSubscriptions:
         self._end_soon(key, session)
         await self._until_left(key)
 
-    async def _until_left(self, key: _Key) -> None:
-        """Return when no consumer of this subscription is about to leave any more."""
+    async def _until_left(self, key: _Key) -> bool:
+        """Return when no consumer of this subscription is about to leave any more; whether it took time."""
         leaving = [task for task, other in self._ending.items() if other[:2] == key[:2]]
         if leaving:
             await asyncio.wait(leaving)
+        return bool(leaving)
+
+    async def _end_earlier(self, key: _Key, spec: SubscriptionSpec) -> bool:
+        """Have what keeps a consumer from this very subscription end; whether it took time.
+
+        That is consumers that are leaving, and the consumer of an earlier subscription of the name, attached or about
+        to be: another process has deleted that one, which does not know the consumers of this process.
+        """
+        if await self._until_left(key):
+            return True
+        attempt, session = self._attaching.get(key), self._sessions.get(key)
+        if attempt is not None and attempt.subscription_id != spec.subscription_id:
+            await asyncio.wait((attempt.task,))
+            return True
+        if session is not None and session.spec.subscription_id != spec.subscription_id:
+            await self._end(key, session)
+            return True
+        return False
 
     @staticmethod
     def _deleted(ref: SubscriptionRef) -> Conflict:

@@ -20,21 +20,20 @@ from typing import Annotated, Final, NamedTuple, NoReturn
 import msgspec
 from msgspec import Meta
 
+from forebay.catalog.entries import decode_entry, readable
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.definitions import FOLLOW_SECONDS
 from forebay.errors import (
     Conflict,
-    Corrupt,
     ForebayError,
     Invalid,
     Unauthenticated,
     Unavailable,
     Unsupported,
-    UnsupportedFormat,
 )
 from forebay.format.metadata.keys import token_key, tokens_prefix
-from forebay.format.metadata.value import decode_value, encode_value
+from forebay.format.metadata.value import encode_value
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import Absent, Compacted, Delete, Entry, MetadataStore, Put, RevisionIs, Watch
 from forebay.service.principals import AccessScope, Principal, parse_prefix
@@ -181,7 +180,7 @@ class Tokens:
     def all(self) -> list[AccessToken]:
         """Every token as stored, also revoked and expired ones, oldest first; those that cannot be read are logged."""
         entries = self._store.range(tokens_prefix(prefix=self._prefix))
-        found = [token for entry in entries if (token := _readable(entry)) is not None]
+        found = [token for _, token in readable(entries, AccessToken)]
         return sorted(found, key=lambda token: (token.created_at, token.token_id))
 
     def revoke(self, token_id: str) -> AccessToken:
@@ -191,7 +190,7 @@ class Tokens:
         def revoked(entry: Entry | None) -> Write[AccessToken] | Done[AccessToken]:
             if entry is None:
                 raise Invalid(f'there is no token {token_id!a:.80}: "forebay token list" shows the ids of all tokens')
-            token, unknown = decode_value(entry.value, AccessToken)
+            token, unknown = decode_entry(entry, AccessToken)
             if token.revoked_at is not None:
                 return Done(token)
             ended = msgspec.structs.replace(token, revoked_at=self._clock.now_ms())
@@ -386,12 +385,3 @@ def _check(token: AccessToken) -> None:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
-
-
-def _readable(entry: Entry) -> AccessToken | None:
-    """The token; `None` if it cannot be read, which is logged: it is not accepted, and keeps no other from being so."""
-    try:
-        return decode_value(entry.value, AccessToken)[0]
-    except (Corrupt, UnsupportedFormat) as error:
-        logger.warning("the token at %s is not accepted: %s", entry.key, error)
-        return None

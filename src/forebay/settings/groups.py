@@ -86,7 +86,8 @@ class WalSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_onl
         int, within(4 * KIB, 64 * MIB, "Frames made by that rewriting; never above `wal.frame_bytes_max`.")
     ] = MIB
     producers_max: Annotated[
-        int, within(1, 1_000_000, "Idempotent producers each shard remembers; as many again with ids from 2^63 on.")
+        int,
+        within(1, 1_000_000, "Idempotent producers each shard remembers; as many keys and as many routers apart."),
     ] = 10_000
     producer_appends_max: Annotated[
         int, within(1, 100_000, "Newest appends of each idempotent producer whose repetition is recognised.")
@@ -430,7 +431,7 @@ class RuntimeSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw
             1_000_000,
             "File descriptors kept open for log files, at most half of `ulimit -n`; others reopen when used.",
         ),
-    ] = 128
+    ] = 16_384
     openers: Annotated[
         int, within(1, 64, "Threads that open shards at the same time when a log is recovered as a whole.")
     ] = 4
@@ -494,7 +495,12 @@ class ServerSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_
     tls_cert: Annotated[str | None, Meta(description="The certificate (PEM) of the server. Left out: no TLS.")] = None
     tls_key: Annotated[str | None, Meta(description="The private key (PEM) of `server.tls_cert`.")] = None
     body_bytes_max: Annotated[
-        int, within(KIB, GIB, "The largest body of one request, also once it is decompressed.")
+        int,
+        within(
+            KIB,
+            GIB,
+            "The largest body of one request, also decompressed; one partition takes wal.frame_bytes_max of it.",
+        ),
     ] = 16 * MIB
     batch_records_max: Annotated[int, within(1, 10_000_000, "Records that one request may append.")] = 100_000
     url_bytes_max: Annotated[int, within(256, MIB, "The longest URL.")] = 8 * KIB

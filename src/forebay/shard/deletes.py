@@ -34,6 +34,12 @@ class RangeDelete(NamedTuple):
     stop: int
 
 
+class DeleteOffsets(NamedTuple):
+    """Delete the records with exactly these offsets, all by one change."""
+
+    offsets: OffsetSet
+
+
 class DeleteKey(NamedTuple):
     """Delete every record with exactly this key."""
 
@@ -52,7 +58,7 @@ class DeleteBefore(NamedTuple):
     offset: int
 
 
-Deletion: TypeAlias = RangeDelete | DeleteKey | DeleteTag | DeleteBefore
+Deletion: TypeAlias = RangeDelete | DeleteOffsets | DeleteKey | DeleteTag | DeleteBefore
 
 
 class PastRemovals(Protocol):
@@ -150,13 +156,14 @@ class Deletes:
 
     def delete(self, offsets: OffsetSet) -> int:
         """End the published records at these offsets; how many were live. Durable as the class asks on return."""
-        windows = [start for start, _ in offsets.windows()]
+        windows = list(offsets.windows())
         if not windows:
             return 0
+        first, last = windows[0][0] + windows[0][1].min(), windows[-1][0] + WINDOW
         head = self._begin()
         with deferred(), self._changing:
             # Both hold few windows where the other does not matter: take away what is not live.
-            return self._delete(offsets - (offsets - self.live(min(offsets), min(windows[-1] + WINDOW, head))))
+            return self._delete(offsets - (offsets - self.live(first, min(last, head))))
 
     def delete_before(self, offset: int) -> int:
         """Move `earliest` to `offset`, or to the head; how many live records that ended."""
@@ -222,7 +229,7 @@ class Deletes:
         try:
             self._past.record(deleted, floor)
         except Fenced as error:
-            self._wal.fence(str(error))
+            self._wal.fence(error)
             raise
 
     def _show(self, more: OffsetSet | None = None) -> None:

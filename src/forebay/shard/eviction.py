@@ -321,7 +321,7 @@ class Eviction:
     def _is_known(self, producing: Producing) -> bool:
         """Whether this append was acknowledged before."""
         self._wal.bring_up()
-        last = self._wal.writer.window.last_sequence(producing.producer)
+        last = self._wal.queue.last_sequence(producing.producer)
         return last is not None and producing.sequence <= last
 
     def _stretches(self, start: int, stop: int) -> Iterator[Stretch]:

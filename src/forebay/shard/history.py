@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +42,9 @@ from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file, expired
 
 logger = logging.getLogger(__name__)
+
+LOADS_NOTED_MAX = 10_000
+"""Bulk loads of a shard that a look over all partitions asks for: a look lasts moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,36 @@ class ShardHistory:
         """The generation of the catalog in which no file is left that was compacted."""
         self.error: str | None = None
         self.errors = 0
+        self._loads_before: dict[str, int] | None = None if past.exported else {}
+        """The bulk loads that history had at the first look since the shard was opened; `None` before that look."""
+        self._loads_since: dict[str, int] = {}
+        """Those that were attached since the shard was opened."""
+
+    def loads(self) -> dict[str, int]:
+        """Where each bulk load begins that may not be over. A load is among them before the log goes on behind it.
+
+        The first call reads the catalog; later ones read nothing. For any thread.
+        """
+        if self._loads_before is None:
+            self.segments.refresh()
+            self._loads_before = dict(self.segments.loads)
+        return {**self._loads_before, **self._loads_since}
+
+    def know_end(self) -> None:
+        """Know what history ends in, where the log goes no further. Reads the catalog if it has grown. Any thread."""
+        if self.segments.end < self.exported == self._wal.head:
+            self.segments.refresh()
+
+    def note_load(self, load_id: str, start: int) -> None:
+        """A bulk load is about to be attached at `start`. One that never was is taken back by `forget_load`."""
+        while len(self._loads_since) >= LOADS_NOTED_MAX:
+            # Of so many the oldest were committed long ago: an owner attaches few at a time.
+            self._loads_since.pop(next(iter(self._loads_since)))
+        self._loads_since[load_id] = start
+
+    def forget_load(self, load_id: str) -> None:
+        """A bulk load was not attached after all."""
+        self._loads_since.pop(load_id, None)
 
     @property
     def exported(self) -> int:
@@ -138,6 +171,17 @@ class ShardHistory:
             return True
         newest = next((file for file in reversed(self._wal.files.all) if isinstance(file, SealedFile)), None)
         return newest is not None and newest.end > self.exported
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether all is history, and offsets are reserved beyond it that nothing uses: other directories must wait.
+
+        A look at fields, for any thread.
+        """
+        writer = self._wal.writer
+        if self._store is None or writer.next != self.exported or self._wal.queue.next != self.exported:
+            return False
+        return writer.reserved_end > self.exported or not self._exporter.has_given_back
 
     def is_due(self, now: float) -> bool:
         """Whether it is time to export: by the clock, by size, or because nothing has to be copied."""
@@ -158,6 +202,8 @@ class ShardHistory:
             before = self._exporter.objects
             with self._meter.timed(Metric.EXPORT_CYCLE_SECONDS):
                 self._noting(lambda: self._export_one(accept_damage=accept_damage))
+            if not self.is_behind:
+                self._noting(self._end_reservation)
             # Where nothing could be, as behind a damaged file that cannot be sealed, another try now is of no use.
             if self._exporter.objects > before and self.is_behind:
                 return True
@@ -166,6 +212,8 @@ class ShardHistory:
 
     def catch_up(self, on_file: Callable[[Lag], None] | None = None, *, accept_damage: bool = False) -> None:
         """Make everything sealed history; `on_file` is called before each file with what is left.
+
+        Where that is all there is, nothing is reserved beyond it on return.
 
         Raises `Unavailable` if a file that is not sealed stands before others that are.
         """
@@ -179,6 +227,9 @@ class ShardHistory:
                     f"{self.catalog.keys}: history ends at {self.exported}, and the local file behind it could not be "
                     'sealed; see the log for why, and run "forebay verify"'
                 )
+        if self.has_unused:
+            with deferred(), self._working:
+                self._noting(self._end_reservation)
 
     def publish_local(self, on_file: Callable[[Lag], None] | None = None) -> None:
         """Put a copy of everything that is catalogued where it lies into the store, and name that copy instead."""
@@ -259,6 +310,25 @@ class ShardHistory:
                 self._looked_through = generation
             return dropped
 
+    def drop_through(self, end: int) -> int:
+        """Remove the local files below `end` whose records history has elsewhere, however young, read or not.
+
+        From the front, up to the first that history has nowhere else; how many went. A reader that stands in one goes
+        on in history. What is held open of replaced segments is given back, so that the disk can free their bytes.
+        """
+        with deferred(), self._working:
+            pieces = self.catalog.descriptors()
+            # Else it could be an older one that names the files.
+            self.segments.renew()
+            files = [file for file in self._wal.files.all[:-1] if isinstance(file, SealedFile) and file.end <= end]
+            dropped = self._drop_while(files, lambda file: self._is_elsewhere(file, pieces))
+            self.segments.close()
+            return dropped
+
+    def _is_elsewhere(self, file: SealedFile, pieces: Sequence[SegmentDescriptor]) -> bool:
+        store = self._store
+        return self._is_compacted(file, pieces) if store is None else self._has_copy(store, file, pieces)
+
     def _drop_while(self, files: Sequence[SealedFile], may_go: Callable[[SealedFile], bool]) -> int:
         """Remove files from the front, as long as they may go; how many did."""
         dropped = 0
@@ -300,7 +370,7 @@ class ShardHistory:
         wrong with the first of them whose index cannot be read: it is left out of both.
         """
         size, times, damage = 0, list[int](), None
-        for file in self._wal.files.all:
+        for file in self._wal.files.reaching(self.exported):
             if file is self._wal.writer.active or file.end == file.start or file.end <= self.exported:
                 continue
             if isinstance(file, SealedFile):
@@ -379,9 +449,18 @@ class ShardHistory:
             files_max=1,
             may_lack=lambda gap: accept_damage or gap.stop <= floor,
             publishing=self._deletes.publishing,
+            give_back=self._wal.give_back_reserved if self._store is not None else lambda end: None,
         )
         self._meter.add(Metric.EXPORT_OBJECTS, self._exporter.objects - objects)
         self._meter.add(Metric.EXPORT_BYTES, self._exporter.bytes - size)
+
+    def _end_reservation(self) -> None:
+        """Where all is history, give back what is reserved beyond: then nothing is at risk with this owner."""
+        if self.has_unused:
+            end = self.exported
+            is_unused = self._wal.give_back_reserved(end)
+            if is_unused is not None:
+                self._exporter.end_reservation(end, is_unused)
 
     def _publish_before(self) -> None:
         self._local_left = self._publish_one()
@@ -393,7 +472,7 @@ class ShardHistory:
             self.error, self.errors = str(error), self.errors + 1
             self._meter.add(Metric.EXPORT_ERRORS)
             if isinstance(error, Fenced):
-                self._wal.fence(str(error))
+                self._wal.fence(error)
             raise
         self.error = None
 
@@ -411,8 +490,9 @@ class ShardHistory:
         piece = compacted_into(pieces, file.start, file.end)
         if piece is not None:
             return not is_private(piece) and is_there(store, piece)
-        copy = next((piece for piece in pieces if piece.start == file.start), None)
-        if copy is None or copy.kind is not DescriptorKind.FRAMES or is_private(copy):
+        place = bisect_left(pieces, file.start, key=lambda piece: piece.start)
+        copy = pieces[place] if place < len(pieces) else None
+        if copy is None or copy.start != file.start or copy.kind is not DescriptorKind.FRAMES or is_private(copy):
             return False
         if (copy.end, copy.content_hash) != (file.end, footer.content_hash.hex()):
             return False

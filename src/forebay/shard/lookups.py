@@ -252,7 +252,7 @@ class Lookups:
                 break
             found += [event for event in page.events if event.reason in UNREADABLE and not _is_deleted(event, deleted)]
             for batch in page.batches:
-                found += _matching(sought, batch, _live(_with_entry(sought, batch), deleted))
+                found += matching(sought, batch, _live(_with_entry(sought, batch), deleted))
             at = page.next
         return sorted(found, key=_first)
 
@@ -267,7 +267,7 @@ class Lookups:
             until = place + int(np.searchsorted(offsets[place:], stop))
             found: list[Match] = [gap for gap in page.events if _is_reported(gap, offsets[place:until])]
             for batch in page.batches:
-                found += _matching(sought, batch, offsets[place:until])
+                found += matching(sought, batch, offsets[place:until])
             yield from sorted(found, key=_first)
             place = until
 
@@ -341,7 +341,7 @@ def _is_reported(gap: Gap, offsets: Places) -> bool:
     return bool(high > low)
 
 
-def _matching(sought: Sought, batch: Batch, offsets: Places) -> Iterator[Batch]:
+def matching(sought: Sought, batch: Batch, offsets: Places) -> Iterator[Batch]:
     """The records of a batch at these offsets that have what is sought, consecutive ones together.
 
     The offsets are of records that have a key, or a tag: those without are in no postings.

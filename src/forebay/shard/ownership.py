@@ -27,14 +27,15 @@ from forebay.locks import Rank, RankedLock
 from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, Session, SessionEnded
 from forebay.settings import Settings
 from forebay.shard.directories import directory_beside
+from forebay.shard.owner_loss import Judgement, TakeOver, is_take_over, judge, with_loss
 from forebay.topics import ShardRef
 
 logger = logging.getLogger(__name__)
 
 MayOwn: TypeAlias = Callable[[ShardRef], bool]
 """Whether this process may own a shard: the gate that a log is opened with, asked before each acquisition."""
-BATCH_SHARDS = 30
-"""Three comparisons each stay below the limit of a transaction."""
+BATCH_SHARDS = 25
+"""Four comparisons each stay below the limit of a transaction."""
 
 
 def anywhere(ref: ShardRef) -> bool:
@@ -50,9 +51,17 @@ class Owner(NamedTuple):
 
 
 def change_state(
-    store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState], *, clock: Clock
+    store: MetadataStore,
+    shard: Wanted,
+    epoch: int,
+    change: Callable[[ShardState], ShardState],
+    *,
+    clock: Clock,
+    always: bool = False,
 ) -> ShardState:
     """Change the state of a shard as its owner in `epoch`; the state on return, which may have been so before.
+
+    With `always` it is written even so: a transaction that was worked out from the state before is refused then.
 
     Raises `Fenced` once a newer epoch owns the shard, or its topic was deleted: a later one of its name counts epochs
     from the start. An answer that got lost is looked up.
@@ -60,12 +69,17 @@ def change_state(
     key = shard.key
 
     def changed(stored: StoredState | None) -> Write[ShardState] | Done[ShardState]:
-        if stored is None or stored.state.incarnation != shard.incarnation:
-            raise Fenced(f"{shard.name}: the topic was deleted: its owner of epoch {epoch} stops", shard=shard.name)
+        if (
+            stored is None
+            or stored.state.incarnation != shard.incarnation
+            or (stored.state.epoch != epoch and stored.state.phase is Phase.DELETING)
+        ):
+            why = f"{shard.name}: the topic was deleted: its owner of epoch {epoch} stops"
+            raise Fenced(why, shard=shard.name, deleted=True)
         if stored.state.epoch != epoch:
             raise Fenced(f"{shard.name} has a newer owner than epoch {epoch}: this one stops", shard=shard.name)
         state = change(stored.state)
-        if state == stored.state:
+        if state == stored.state and (not always or state.phase is Phase.SEALED):
             return Done(state)
         put = Put(key, encode_value(state, unknown=stored.unknown))
         return Write([RevisionIs(key, stored.revision)], [put], state)
@@ -115,7 +129,8 @@ def acquire(
     owner: Owner,
     *,
     clock: Clock,
-    take_over: bool = True,
+    take_over: TakeOver = TakeOver.WITH_YES,
+    accepted_by: str | None = None,
     check: Check = lambda shard, state: None,
     without_log: Collection[Wanted] = (),
     known: Mapping[str, StoredState] | None = None,
@@ -123,22 +138,39 @@ def acquire(
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
     On return no other session can change them. Raises `Moved` if a living session has one, or another directory
-    is promised it; `Unavailable` if it is a session of the same directory, whose process may just have died. Without
-    `take_over`, offsets are reserved in the log alone, and no other directory takes over from there:
-    `Conflict` if another directory has one that was not sealed and either side does so. A seal that was not
-    finished is thereby taken back. What `check` raises comes out, and none of the shards that were looked at with
+    is promised it; `Unavailable` if it is a session of the same directory, whose process may just have died, and if
+    one waits for another directory, which has records that history lacks: unless its topic allows the loss, or an
+    operator, named by `accepted_by`, does. A loss that is allowed is recorded with the acquisition. With
+    `TakeOver.NEVER`, offsets are reserved in the log alone, and no other directory takes over from there: `Conflict`
+    if another directory has one that was not sealed and either side does so. A seal that was not finished is thereby
+    taken back. What `check` raises comes out, and none of the shards that were looked at with
     that one has changed. Of those in `without_log` the directory has no log: one of an earlier epoch that comes back
     later (a backup) is not the one that goes on. `known` are the states by their keys, if the caller has just read
     them: they are read again only if they have changed since.
     """
 
+    in_log = take_over is TakeOver.NEVER
+
     def change(shard: Wanted, state: ShardState) -> ShardState:
-        return taken(state, owner, take_over=take_over, is_new_log=shard in without_log)
+        return taken(state, owner, reserved_in_log=in_log, is_new_log=shard in without_log)
+
+    def verdict(shard: Wanted, stored: StoredState | None) -> Judgement:
+        """What must hold beside the state, so that this shard may be acquired. Raises why it may not."""
+        check(shard, stored.state if stored is not None else None)
+        if stored is None or not is_take_over(stored.state, owner.holder):
+            return Judgement()
+        # First: an owner that lives is named as such, whatever it has exported.
+        refuse_if_owned(store, shard, stored, owner)
+        if in_log or stored.state.reserved_in_log:
+            raise _refused_take_over(store, shard, stored.state)
+        if take_over is TakeOver.FREELY:
+            return Judgement()
+        return judge(store, shard.key, stored, owner.holder, accepted_by, clock)
 
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
         batch = wanted[first : first + BATCH_SHARDS]
-        acquired += _acquire_batch(store, batch, owner, check, change, take_over=take_over, known=known, clock=clock)
+        acquired += _acquire_batch(store, batch, owner, verdict, change, known=known, clock=clock)
     return acquired
 
 
@@ -163,10 +195,9 @@ def _acquire_batch(
     store: MetadataStore,
     wanted: Sequence[Wanted],
     owner: Owner,
-    check: Check,
+    verdict: Callable[[Wanted, StoredState | None], Judgement],
     change: Callable[[Wanted, ShardState], ShardState],
     *,
-    take_over: bool,
     known: Mapping[str, StoredState] | None,
     clock: Clock,
 ) -> list[Acquired]:
@@ -183,13 +214,11 @@ def _acquire_batch(
         return seen
 
     def taking(found: list[StoredState | None]) -> Write[list[Acquired]]:
-        for shard, stored in zip(wanted, found, strict=True):
-            check(shard, stored.state if stored is not None else None)
-            if not take_over or (stored is not None and stored.state.reserved_in_log):
-                _refuse_take_over(store, shard, stored, owner)
+        verdicts = [verdict(shard, stored) for shard, stored in zip(wanted, found, strict=True)]
         compares: list[Compare] = []
         puts = []
-        for shard, stored in zip(wanted, found, strict=True):
+        for shard, stored, allowed in zip(wanted, found, verdicts, strict=True):
+            compares += allowed.compares
             compares.append(RevisionIs(shard.key, stored.revision if stored is not None else 0))
             if stored is None:
                 compares += [Absent(key) for key in shard.gone]
@@ -197,7 +226,10 @@ def _acquire_batch(
                 compares.append(SessionEnded(stored.state.owner or ""))
             state = stored.state if stored is not None else ShardState(incarnation=shard.incarnation)
             unknown = stored.unknown if stored is not None else None
-            puts.append(Put(shard.key, encode_value(change(shard, state), unknown=unknown)))
+            after = change(shard, state)
+            if allowed.loss is not None:
+                after = with_loss(after, allowed.loss)
+            puts.append(Put(shard.key, encode_value(after, unknown=unknown)))
         # After an answer that was lost this look finds ourselves as the owner, and takes one epoch more: harmless.
         acquired = [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
         return Write(compares, puts, acquired)
@@ -255,20 +287,20 @@ def refuse_if_owned(
     )
 
 
-def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
-    if stored is None or stored.state.holder in (None, owner.holder) or stored.state.phase is Phase.SEALED:
-        return
-    refuse_if_owned(store, shard, stored, owner)
-    raise Conflict(
-        f"{shard.name}: epoch {stored.state.epoch} is held by "
-        f"{directory_beside(store, shard.key, stored.state.holder)} and its records lie there: open "
+def _refused_take_over(store: MetadataStore, shard: Wanted, state: ShardState) -> Conflict:
+    return Conflict(
+        f"{shard.name}: epoch {state.epoch} is held by "
+        f"{directory_beside(store, shard.key, state.holder)} and its records lie there: open "
         "that directory, or seal and move the topic from there",
         shard=shard.name,
     )
 
 
-def taken(state: ShardState, owner: Owner, *, take_over: bool = True, is_new_log: bool = False) -> ShardState:
-    """The state after `owner` acquired the shard; `is_new_log` where its directory has no log to go on in."""
+def taken(state: ShardState, owner: Owner, *, reserved_in_log: bool = False, is_new_log: bool = False) -> ShardState:
+    """The state after `owner` acquired the shard; `is_new_log` where its directory has no log to go on in.
+
+    With `reserved_in_log` the owner's log alone will say how far its offsets go.
+    """
     epoch = state.epoch + 1
     since = state.holder_since if state.holder == owner.holder and not is_new_log else epoch
     # Until the state records how far they went: see `record_reserved`.
@@ -284,7 +316,7 @@ def taken(state: ShardState, owner: Owner, *, take_over: bool = True, is_new_log
         sealed_by=None,
         sealed_at=None,
         target=None,
-        reserved_in_log=not take_over or still_in_log,
+        reserved_in_log=reserved_in_log or still_in_log,
         held_before=tuple(sorted(others)) if others else msgspec.UNSET,
     )
 
@@ -296,13 +328,21 @@ class OwnerSession:
     share the answer.
     """
 
-    def __init__(self, metadata: MetadataStore, ttl_s: float, holder: str) -> None:
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        ttl_s: float,
+        holder: str,
+        on_session: Callable[[str], None] = lambda session: None,
+    ) -> None:
+        """`on_session` gets the id of each session before it is used; by the thread that asked for it."""
         self.holder = holder
+        self._on_session = on_session
         self._metadata = metadata
         self._ttl_s = ttl_s
         self._lock = RankedLock(Rank.LEAF, "shard.session")
         """Protects the fields below. No I/O happens under it."""
-        self._session = metadata.session(ttl_s)
+        self._session = self._begun()
         self._replaced: list[Session] = []
         """Sessions that have ended in this process, and perhaps not yet for others."""
         self._answer: Future[Session] | None = None
@@ -350,7 +390,7 @@ class OwnerSession:
         before = self._session
         if not before.alive():
             # First: where the store is away, the caller does not wait for the end of the last one as well.
-            fresh = self._metadata.session(self._ttl_s)
+            fresh = self._begun()
             with self._lock:
                 if self._session is before:
                     self._session, self._replaced = fresh, [*self._replaced, before]
@@ -361,6 +401,11 @@ class OwnerSession:
         with self._lock:
             self._replaced = [session for session in self._replaced if session not in ended]
             return self._session
+
+    def _begun(self) -> Session:
+        session = self._metadata.session(self._ttl_s)
+        self._on_session(session.id)
+        return session
 
     def _has_ended(self, session: Session) -> bool:
         """End it for every process: one that was only late would live on, and keep this one from what it owned."""
@@ -392,7 +437,8 @@ def reserve_in_state(store: MetadataStore, shard: Wanted, epoch: int, *, clock: 
             return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end))
 
         try:
-            return change_state(store, shard, epoch, raised, clock=clock).reserved_end
+            # Also where so much is reserved already: an export that is under way may be giving it back.
+            return change_state(store, shard, epoch, raised, clock=clock, always=True).reserved_end
         except Indeterminate as error:
             raise Unavailable(
                 f"{shard.name}: nothing was written, offsets up to {end} may or may not be reserved: {error}",

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from forebay.appends.producer_window import ProducerWindow
 from forebay.catalog import ShardCatalog
-from forebay.errors import Conflict, Corrupt, UnknownTopic
+from forebay.errors import Conflict, Corrupt, DataLoss, UnknownTopic
 from forebay.format.control.frames import decode_state
 from forebay.format.files.segment import HEADER_BYTES
 from forebay.format.frame.head import Kind
@@ -157,9 +157,10 @@ def refuse_contradiction(facts: LogFacts, state: ShardState | None, name: str) -
 def refuse_lost_directory(state: ShardState | None, holder: str, name: str, directory: str) -> None:
     """`Conflict` if a directory that is missing had the only word on how far its holder's offsets went."""
     if state is not None and state.holder == holder and state.reserved_in_log:
-        raise Conflict(
+        raise DataLoss(
             f"{name} has lost its directory {directory}, and with it how far its offsets went: restore it from a "
-            "backup, or delete the topic and create it again"
+            "backup, or delete the topic and create it again",
+            shard=name,
         )
 
 
@@ -221,9 +222,10 @@ def _take_over(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryD
 
 def _without_log(state: ShardState, here: Situation) -> RecoveryDecision:
     if here.frontier > state.next_offset and not here.shared:
-        raise Conflict(
+        raise DataLoss(
             f"{here.name} has history up to {here.frontier}, but its directory has no log: restore the directory; "
-            "going on without it could give an offset out twice"
+            "going on without it could give an offset out twice",
+            shard=here.name,
         )
     if max(here.frontier, state.reserved_end) == 0:
         return RecoveryDecision(next_offset=0, source=NextSource.EMPTY, exact=True)
@@ -249,7 +251,9 @@ def _damage(facts: LogFacts, here: Situation) -> tuple[Gap, ...]:
 def _continue_log(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
     same_boot = facts.identity == here.identity and not facts.is_short
     exact = here.durability.policy.exact_after(clean=facts.clean, same_boot=same_boot)
-    reserved_end = max(facts.reserved_end, state.reserved_end)
+    # Where the state says how far offsets are reserved, the log may remember some that were given back since.
+    in_state = here.shared and not state.reserved_in_log
+    reserved_end = state.reserved_end if in_state else max(facts.reserved_end, state.reserved_end)
     if facts.end < here.frontier:
         behind = _behind(here.frontier, 0 if exact else reserved_end, set_aside=False)
         return dataclasses.replace(behind, continued_at=facts.end, damage=_damage(facts, here))

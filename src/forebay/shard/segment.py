@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
-from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.producer_window import ProducerWindow, Recalled
 from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, Unsupported
+from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, UnknownTopic, Unsupported
 from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.index.lookups import Sought
@@ -26,7 +26,7 @@ from forebay.places import is_local
 from forebay.records import Gap, Offsets
 from forebay.settings import Settings, WalSettings
 from forebay.shard.context import ShardContext
-from forebay.shard.deletes import DeleteBefore, DeleteKey, Deletes, DeleteTag, Deletion, RangeDelete
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteOffsets, Deletes, DeleteTag, Deletion, RangeDelete
 from forebay.shard.eviction import Eviction
 from forebay.shard.history import OwnedHistory, ShardHistory
 from forebay.shard.limits import Evicted, Holding, Limits
@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 ROTATE_ATTEMPTS = 20
 LOAD_POLL_SECONDS = 0.05
+STALL_POLL_SECONDS = 0.05
+"""So long an append that finds the queue full waits before it asks again, where the disk does not take the queue."""
 _USUAL = Settings()
 """Of a log alone: it has no settings of its own."""
 
@@ -89,6 +91,7 @@ class SegmentShard:
         """`before` is what was recorded of the shard when it was acquired."""
         self.ref = ref
         self.wal = wal
+        wal.queue.adopt_generation(ref.spec.partition_generation)
         self.counts = wal.counters
         self.decision = decision
         self.epoch = epoch
@@ -136,6 +139,11 @@ class SegmentShard:
         if self._eviction.limits.rejects:
             return self._eviction.stage_many(columns, producing, ticket)
         return self.wal.stage_many(columns, producing, ticket)
+
+    def recall(self, producing: Producing) -> Recalled | None:
+        """See `OwnedShard`."""
+        self.wal.check_open()
+        return self.wal.queue.recall(producing)
 
     def stages_slowly(self, count: int) -> bool:
         """See `OwnedShard`: a shard that refuses appends at its caps may have to count what it holds."""
@@ -228,13 +236,17 @@ class SegmentShard:
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
         self.ref = ShardRef(spec, self.ref.partition)
+        self.wal.queue.adopt_generation(spec.partition_generation)
         self._eviction.limits = Limits.of(spec, self._retention)
+
+    def leave(self, why: UnknownTopic) -> None:
+        """See `OwnedShard`."""
+        self.wal.leave(why)
 
     @property
     def is_session_over(self) -> bool:
         """Whether the session in which the shard was acquired has ended. Takes no lock and waits for nothing."""
-        still_owner = self.wal.still_owner
-        return still_owner is not None and not still_owner()
+        return self.wal.is_session_over
 
     def check_owner(self) -> None:
         """Stop for ever if the session in which the shard was acquired has ended. Waits for the thread that commits."""
@@ -257,7 +269,7 @@ class SegmentShard:
         try:
             self.wal.writer.reserve_ahead()
         except Fenced as error:
-            self.wal.fence(str(error))
+            self.wal.fence(error)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Wait until something at or above `offset` can be read; false if the time is up."""
@@ -283,6 +295,8 @@ class SegmentShard:
         match what:
             case RangeDelete(start, stop):
                 return self.deletes.delete_range(start, stop)
+            case DeleteOffsets(offsets):
+                return self.deletes.delete(offsets)
             case DeleteBefore(offset):
                 return self.deletes.delete_before(offset)
             case DeleteKey(key):
@@ -296,6 +310,8 @@ class SegmentShard:
         A delete names offsets: it would not hold for a damaged frame whose file is restored later.
         """
         offsets, unread = self.lookups.offsets(sought)
+        if self.wal.stall is not None:
+            raise Unavailable(f"{self.ref}: nothing is deleted, records with {what} may be among those: {self.failure}")
         if unread:
             ranges = ", ".join(f"[{gap.start}, {gap.stop})" for gap in unread)
             raise DataLoss(
@@ -319,8 +335,9 @@ class SegmentShard:
 
     @property
     def failure(self) -> str | None:
-        """Why appends are refused, if they are."""
-        return self.wal.failure
+        """Why appends are refused, or why acknowledged ones wait in memory, if so."""
+        wal = self.wal
+        return wal.failure or (str(wal.stall) if wal.stall is not None else None)
 
     def is_held(self, ticket: Ticket) -> bool:
         """Whether the durability class of a queued append holds already."""
@@ -331,18 +348,30 @@ class SegmentShard:
         if self.wal.policy.acks_in_queue:
             # Acknowledged in the queue, so these are no new ones.
             self.wal.commit()
+            held = min(self.wal.queue.next, self.wal.writer.reserved)
+            return max(self.wal.head, self.wal.queue.first, held)
         return max(self.wal.head, self.wal.queue.first)
+
+    def lag_end(self) -> int:
+        """See `ReadShard`. A gap that the log ends in is in its newest file, or is not written yet, or in history."""
+        gap, following = self.wal.writer.opening_gap, self.wal.queue.next
+        end = gap.start if gap is not None and gap.stop == following else following
+        return self.history.segments.before_gaps(self.wal.files.before_gaps(end))
 
     def commit_within(self, seconds: float) -> None:
         """Commit everything that is queued, unless the log still pauses or is written when the time is up."""
-        self.wal.group.commit_within(seconds, self.wal.writer.clock)
+        clock, deadline = self.wal.writer.clock, self.wal.writer.clock.monotonic() + seconds
+        self.wal.group.commit_within(seconds, clock)
+        if self.wal.stall is not None:
+            # The queue stays full until the disk takes it: to ask at once again would only keep a processor busy.
+            clock.sleep(max(0.0, min(STALL_POLL_SECONDS, deadline - clock.monotonic())))
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""
         if self.wal.policy.acks_in_queue:
             # Acknowledged in the queue; the producer window learns it when it is written.
             self.wal.commit()
-        return self.wal.writer.window.last_sequence(producer)
+        return self.wal.queue.last_sequence(producer)
 
     @classmethod
     def open(

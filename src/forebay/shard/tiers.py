@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cached_property
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from forebay.blobs import BlobChanged, BlobMissing
@@ -302,8 +301,10 @@ class Visible:
                 return Page([], _below(offset, floor), floor.earliest)
             start = min(run_end(deleted, offset), max(self._head(), offset))
             page = self._stream.read(start, bytes_max)
-            # Else what lies there may have been removed meanwhile.
-            if offset >= self.ended.floor.earliest:
+            # Else what lies there may have been removed meanwhile. A read may take long: what was deleted during it
+            # is left out, too.
+            deleted, floor = self.ended
+            if offset >= floor.earliest:
                 return _shown(page, offset, start, deleted)
 
     def read_cached(self, offset: int, read: Callable[[int], Page | None]) -> Page | None:
@@ -379,13 +380,15 @@ def _shown(page: Page, offset: int, start: int, deleted: OffsetSet) -> Page:
 
 
 class RecordedHistory:
-    """History beside its owner, seen from the data directory `holder`."""
+    """History beside its owner, seen from the data directory `holder`. For one thread at a time, but for `history`."""
 
     def __init__(self, catalog: ShardCatalog, places: Places, holder: str, clock: Clock) -> None:
         self._catalog = catalog
         self._places = places
         self._holder = holder
         self._clock = clock
+        self.history = History(catalog, places.segment)
+        """What is catalogued."""
         self._looked_at = float("-inf")
         self._is_elsewhere = False
         self.ended = NOTHING
@@ -394,10 +397,11 @@ class RecordedHistory:
         self.reserved_end = 0
         """No offset at or above was ever given out, as of the last look; the highest of all where a log alone knows."""
 
-    @cached_property
-    def history(self) -> History:
-        """What is catalogued."""
-        return History(self._catalog, self._places.segment)
+    def again(self) -> RecordedHistory:
+        """The same, for another thread: it shares what is catalogued, and looks for itself at the rest."""
+        other = RecordedHistory(self._catalog, self._places, self._holder, self._clock)
+        other.history = self.history
+        return other
 
     @property
     def exported(self) -> int:
@@ -423,8 +427,7 @@ class RecordedHistory:
 
     def close(self) -> None:
         """Give back what is held."""
-        if "history" in vars(self):
-            self.history.close()
+        self.history.close()
 
     def look(self) -> None:
         """Look at everything that is recorded, now."""

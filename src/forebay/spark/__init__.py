@@ -29,6 +29,7 @@ if _typing.TYPE_CHECKING:
     from forebay.spark.start.session import session
     from forebay.spark.tables.as_frame import table
     from forebay.spark.tables.catalog import open_catalog
+    from forebay.spark.writing.from_frame import write
 
 __all__ = [
     "Files",
@@ -51,6 +52,7 @@ __all__ = [
     "scrub",
     "session",
     "table",
+    "write",
 ]
 
 _HOMES = {
@@ -74,6 +76,7 @@ _HOMES = {
     "scrub": "forebay.spark.jobs.scrub:run",
     "session": "forebay.spark.start.session:session",
     "table": "forebay.spark.tables.as_frame:table",
+    "write": "forebay.spark.writing.from_frame:write",
 }
 """Where the public names live, each as module:name."""
 

@@ -262,6 +262,13 @@ class BatchAck:
         found = placed(self.count, self._held())
         return found if isinstance(found, range) else [None if offset < 0 else offset for offset in found]
 
+    def records(self) -> Sequence[tuple[int, int | None]]:
+        """The partition of each record in the order given, and its offset if it is acknowledged."""
+        partitions = np.zeros(self.count, np.int64)
+        for share in self._shares:
+            partitions[slice(None) if share.rows is None else share.rows] = share.partition
+        return list(zip(partitions.tolist(), self.offsets(), strict=True))
+
     def result(self, timeout: float | None = None) -> tuple[OffsetRange, ...]:
         """Wait until every partition has answered; the ranges, or the error if any has failed.
 

@@ -7,12 +7,13 @@ shard. Knows shards, nothing of engines or disks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from forebay.appends.producer_window import ANY_BEFORE
+from forebay.appends.producer_window import ANY_BEFORE, Recalled, is_worker, numbers_calls
 from forebay.appends.queue import Producing, QueuedRecord, QueueFull, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.arguments import (
@@ -31,11 +32,13 @@ from forebay.arguments import (
 )
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
-from forebay.errors import Closed, ForebayError, Invalid, Unavailable
-from forebay.format.columns.rows import KEYS, ColumnBytes, Columns, Row, encode_columns
-from forebay.format.frame.batch import batch_of, encode_arrow, key_strip
-from forebay.partitioning import Partitioner, Partitions
-from forebay.records import HeadersLike, OffsetRange
+from forebay.errors import Closed, Conflict, ForebayError, Invalid, Moved, TooLarge, Unavailable
+from forebay.format.columns.layout import Strip
+from forebay.format.columns.rows import HEADERS, KEYS, TAGS, ColumnBytes, Columns, Row, encode_columns
+from forebay.format.frame.batch import batch_of, encode_arrow, key_strip, partition_column
+from forebay.partitioning import Partitioner, Partitions, placed_by, resolve_named
+from forebay.records import COPIED_HEADERS_MAX, HEADERS_MAX, HeadersLike, OffsetRange
+from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.settings import WalSettings
 from forebay.storage.acks import Ack, BatchAck, Rows, Share, failure_of, mixed, placed
 
@@ -47,6 +50,14 @@ _NEW: Final = tuple.__new__
 
 FRAME_ROOM = 1024
 """What a frame needs beside its columns: head, runs, padding."""
+COPY_BYTES_MAX = FRAME_BYTES_LIMIT - FRAME_ROOM
+"""What an append of one that copies records may have: a router, a sender of dead letters, a replay."""
+COPY_ROOM = 1024 * 1024
+"""So much of the largest frame that can be read is left free by callers, for headers that a copy has more."""
+
+
+class ShardNotOpen(Exception):
+    """A shard must be asked to place an append, and it is not open or may wait: a thread that may wait prepares it."""
 
 
 class PartitionShare(NamedTuple):
@@ -157,7 +168,7 @@ class Appender:
         self._own = own
         self._find = find
         self._commit_soon = commit_soon
-        self._bytes_max = settings.frame_bytes_max - FRAME_ROOM
+        self._bytes_max = min(settings.frame_bytes_max, FRAME_BYTES_LIMIT - COPY_ROOM) - FRAME_ROOM
 
     # Records that can be queued
 
@@ -168,13 +179,14 @@ class Appender:
         tag: str | None,
         headers: HeadersLike | None,
         timestamp: int | None,
+        producer: int | None = None,
     ) -> Row:
-        """One record, checked."""
+        """One record, checked. `producer` is who appends it: a copy may have more headers."""
         return (
             value if type(value) is bytes else checked_bytes("value", value),
             key if key is None or type(key) is bytes else checked_bytes("key", key),
             None if tag is None else checked_tag(tag),
-            () if headers is None else checked_headers(headers),
+            () if headers is None else checked_headers(headers, _headers_max(producer)),
             self._clock.now_ms() if timestamp is None else checked_timestamp(timestamp),
         )
 
@@ -189,21 +201,26 @@ class Appender:
         producer: int | None,
         sequence: int | None,
         previous: int | None,
+        *,
+        open_only: bool = False,
     ) -> tuple[Ack, Single]:
-        """One record, checked, and its acknowledgement; `Invalid` if no frame can hold it."""
+        """One record, checked, and its acknowledgement; `TooLarge` if no frame can hold it.
+
+        With `open_only` it opens no shard, for event loops: see `ShardNotOpen`.
+        """
         producing = None
         if producer is not None or sequence is not None or previous is not None:
             producing = checked_producing(producer, sequence, previous)
         if partition is not None:
             checked_partition(partition)
         hashed = key if key is None else checked_bytes("key", key)
-        chosen = self._partitioner.choose(hashed, partition=partition, producer=producer or 0)
+        chosen, producing = self.placed_one(hashed, partition, producing, open_only=open_only)
         ack = Ack(chosen)
-        row = self.row(value, key, tag, headers, timestamp)
+        row = self.row(value, key, tag, headers, timestamp, producer)
         entry = _NEW(QueuedRecord, (*row, producing, ack))
         size = record_bytes(*row[:4])
         if size > self._bytes_max:
-            self._check_size(size)
+            self._check_size(size, producer)
         return ack, _NEW(Single, (chosen, entry, size))
 
     def prepare_many(
@@ -219,10 +236,13 @@ class Appender:
         sequence: int | None = None,
         previous: int | None = None,
         atomic: bool = True,
+        partitions: Sequence[int | None] | None = None,
+        open_only: bool = False,
     ) -> Records:
         """Many records, checked and encoded by partition, for callers who queue them in their own way.
 
-        Without `atomic` in parts that fit into a frame each.
+        Without `atomic` in parts that fit into a frame each. `partitions` has the partition that each record names,
+        `None` for one that names none. For `open_only` see `prepare`.
         """
         values = checked_values(values)
         count = len(values)
@@ -234,13 +254,20 @@ class Appender:
             timestamps=checked_timestamps(timestamps, count, self._clock.now_ms()),
             keys=checked_column("keys", keys, count),
             tags=checked_tags(tags, count),
-            headers=checked_header_column(headers, count),
+            headers=checked_header_column(headers, count, _headers_max(producer)),
         )
         if partition is not None:
             checked_partition(partition)
-        chosen = self._partitioner.choose_many(columns.keys, count, partition=partition, producer=producer or 0)
-        parts_of = self._parts_of if atomic else self._split_parts_of
-        parts = parts_of(chosen, columns)
+        partition, named = resolve_named(partition, _named(partitions), self._partitioner.partitions)
+        chosen: int | Partitions
+        if partition is not None:
+            chosen = partition
+        else:
+            place = partial(
+                Partitioner.choose_many, keys=columns.keys, count=count, producer=producer or 0, named=named
+            )
+            chosen, producing = self._placed(place, producing, is_keyed=columns.keys is not None, open_only=open_only)
+        parts = self._parts_of(chosen, columns, producer) if atomic else self._split_parts_of(chosen, columns)
         return Records(parts, count, producing if isinstance(chosen, int) else _in_each(producing, parts))
 
     def prepare_arrow(
@@ -251,6 +278,7 @@ class Appender:
         producer: int | None = None,
         sequence: int | None = None,
         previous: int | None = None,
+        open_only: bool = False,
     ) -> Records:
         """The rows of a record batch, checked and encoded by partition; see `prepare_many`."""
         if checked_arrow(batch).num_rows == 0:
@@ -258,9 +286,18 @@ class Appender:
         if partition is not None:
             checked_partition(partition)
         producing = checked_producing(producer, sequence, previous)
-        parts = self._arrow_parts_of(batch, partition, producer or 0)
+        partition, named = resolve_named(partition, partition_column(batch), self._partitioner.partitions)
+        chosen: int | Partitions
+        if partition is not None:
+            chosen = partition
+        else:
+            keys = key_strip(batch) if self._partitioner.partitions > 1 else None
+            place = partial(_choose_rows, keys=keys, count=batch.num_rows, producer=producer or 0, named=named)
+            chosen, producing = self._placed(place, producing, is_keyed=keys is not None, open_only=open_only)
+        parts = self._arrow_parts_of(batch, chosen)
         is_keyed = partition is None and self._partitioner.partitions > 1 and "key" in batch.schema.names
-        return Records(parts, batch.num_rows, _in_each(producing, parts) if is_keyed else producing)
+        in_several = is_keyed or named is not None
+        return Records(parts, batch.num_rows, _in_each(producing, parts) if in_several else producing)
 
     def prepare_columns(
         self,
@@ -270,20 +307,93 @@ class Appender:
         producer: int | None = None,
         sequence: int | None = None,
         previous: int | None = None,
+        open_only: bool = False,
     ) -> Records:
         """Records that are encoded already, as `encode_arrow` encodes them; see `prepare_many`."""
         if columns.flags & KEYS and partition is None and self._partitioner.partitions > 1:
-            rows = batch_of(columns, base=0, epoch=0, appended_at=0).to_arrow(0, ("timestamp", "key", "value"))
+            names = ["timestamp", "key", "value"]
+            names += [name for name, flag in (("tag", TAGS), ("headers", HEADERS)) if columns.flags & flag]
+            rows = batch_of(columns, base=0, epoch=0, appended_at=0).to_arrow(0, names)
             return self.prepare_arrow(
-                rows, partition=partition, producer=producer, sequence=sequence, previous=previous
+                rows,
+                partition=partition,
+                producer=producer,
+                sequence=sequence,
+                previous=previous,
+                open_only=open_only,
             )
         if partition is not None:
             checked_partition(partition)
         producing = checked_producing(producer, sequence, previous)
-        chosen = self._partitioner.choose_many(None, columns.count, partition=partition, producer=producer or 0)
-        assert isinstance(chosen, int), "records without keys stay together"
+        chosen, producing = self.placed_one(None, partition, producing, open_only=open_only)
         self._check_size(columns.size)
         return Records([PartitionShare(chosen, columns, None)], columns.count, producing)
+
+    # Where they go
+
+    def placed_one(
+        self, key: bytes | None, partition: int | None, producing: Producing | None, *, open_only: bool = False
+    ) -> tuple[int, Producing | None]:
+        """Where one record goes, or records without a key that stay together; and who appends it, for the shard."""
+        producer = 0 if producing is None else producing.producer
+        if partition is not None or producing is None:
+            return self._partitioner.choose(key, partition=partition, producer=producer), producing
+        place = partial(Partitioner.choose, key=key, producer=producer)
+        chosen, producing = self._placed(place, producing, is_keyed=key is not None, open_only=open_only)
+        assert isinstance(chosen, int), "one record goes to one partition"
+        return chosen, producing
+
+    def _placed(
+        self,
+        place: Callable[[Partitioner], int | Partitions],
+        producing: Producing | None,
+        *,
+        is_keyed: bool,
+        open_only: bool,
+    ) -> tuple[int | Partitions, Producing | None]:
+        """Where records go for which no partition is named: `place` says so, of any number of partitions.
+
+        An append that may be a repeat goes where its first attempt went, although partitions were added since: with
+        keys if its sequence names the call, without if its producer has appended there. Appends that another
+        process owns the partition of are not found.
+        """
+        partitioner = self._partitioner
+        counts = partitioner.counts
+        chosen = place(partitioner)
+        if producing is None or producing.previous is not None:
+            return chosen, producing
+        if is_keyed and not numbers_calls(producing.producer):
+            return chosen, producing
+        producing = producing._replace(generation=len(counts))
+        if len(counts) == 1:
+            return chosen, producing
+        places = [chosen, *(place(Partitioner(count)) for count in counts[1:])]
+        shares = [_shares(placed) for placed in places]
+        known = {
+            number: found
+            for number in sorted(set().union(*shares))
+            if (found := self._recalled(number, producing, open_only=open_only)) is not None
+        }
+        if is_keyed:
+            known = {number: found for number, found in known.items() if found.last >= producing.sequence}
+            return places[_first_attempt(producing, shares, known)], producing
+        return next((placed for placed in places if placed in known), chosen), producing
+
+    def _recalled(self, partition: int, producing: Producing, *, open_only: bool) -> Recalled | None:
+        """See `OwnedShard.recall`; `None`, too, where another process owns the partition."""
+        shard = self._find(partition)
+        if open_only and (shard is None or shard.stages_slowly(0)):
+            raise ShardNotOpen
+        try:
+            shard = self._own(partition) if shard is None else shard
+            try:
+                return shard.recall(producing)
+            except Closed as ended:
+                if open_only:
+                    raise ShardNotOpen from ended
+                return self._next_after(partition, shard, ended).recall(producing)
+        except Moved:
+            return None
 
     # One record
 
@@ -293,7 +403,7 @@ class Appender:
         value, key, tag, headers, _ = row
         size = record_bytes(value, key, tag, headers)
         if size > self._bytes_max:
-            self._check_size(size)
+            self._check_size(size, None if producing is None else producing.producer)
         try:
             return shard.append(row, size, producing)
         except (QueueFull, Closed) as refused:
@@ -303,13 +413,13 @@ class Appender:
 
     # Many records
 
-    def _parts_of(self, chosen: int | Partitions, columns: Columns) -> list[PartitionShare]:
-        """The records by partition, each part as one append; `Invalid` if no frame can hold one of them."""
+    def _parts_of(self, chosen: int | Partitions, columns: Columns, producer: int | None) -> list[PartitionShare]:
+        """The records by partition, each part as one append; `TooLarge` if no frame can hold one of them."""
         parts = [
             PartitionShare(number, encode_columns(some), rows) for number, some, rows in _by_partition(chosen, columns)
         ]
         for part in parts:
-            self._check_size(part.columns.size)
+            self._check_size(part.columns.size, producer)
         return parts
 
     def _split_parts_of(self, chosen: int | Partitions, columns: Columns) -> list[PartitionShare]:
@@ -320,16 +430,12 @@ class Appender:
             for part in self._split(number, some, range(len(columns.values)) if rows is None else rows)
         ]
 
-    def _arrow_parts_of(self, batch: pa.RecordBatch, partition: int | None, producer: int) -> list[PartitionShare]:
-        """The rows of a record batch by partition: one hash over the column of keys and one gather for all rows."""
-        now, partitioner = self._clock.now_ms(), self._partitioner
-        keys = key_strip(batch) if partition is None and partitioner.partitions > 1 else None
-        if keys is None:
-            chosen = partitioner.choose_many(None, batch.num_rows, partition=partition, producer=producer)
-            assert isinstance(chosen, int), "records without keys stay together"
-            parts = [PartitionShare(chosen, encode_arrow(batch, now), None)]
+    def _arrow_parts_of(self, batch: pa.RecordBatch, by_row: int | Partitions) -> list[PartitionShare]:
+        """The rows of a record batch by partition: one gather for all of them."""
+        now = self._clock.now_ms()
+        if isinstance(by_row, int):
+            parts = [PartitionShare(by_row, encode_arrow(batch, now), None)]
         else:
-            by_row = partitioner.choose_column(*keys, producer=producer)
             order = np.argsort(by_row, kind="stable")
             gathered = batch.take(order)
             ends = np.cumsum(np.bincount(by_row)).tolist()
@@ -489,7 +595,7 @@ class Appender:
     def _split(self, partition: int, columns: Columns, rows: Rows) -> list[PartitionShare]:
         """The columns in parts that fit into a frame each."""
         encoded = encode_columns(columns)
-        if encoded.size + FRAME_ROOM <= self._settings.frame_bytes_max:
+        if encoded.size <= self._bytes_max:
             return [PartitionShare(partition, encoded, rows)]
         if encoded.count == 1:
             self._check_size(encoded.size)
@@ -497,12 +603,19 @@ class Appender:
         lower, upper = _picked(columns, range(half)), _picked(columns, range(half, encoded.count))
         return [*self._split(partition, lower, rows[:half]), *self._split(partition, upper, rows[half:])]
 
-    def _check_size(self, size: int) -> None:
-        """`Invalid` if no frame can hold so many bytes."""
-        if size + FRAME_ROOM > self._settings.frame_bytes_max:
-            raise Invalid(
+    def _check_size(self, size: int, producer: int | None = None) -> None:
+        """`TooLarge` if no frame can hold so many bytes.
+
+        One that copies records is bound by the format alone: what fitted into its topic must fit into the next one.
+        """
+        limit = self._settings.frame_bytes_max
+        if size > (COPY_BYTES_MAX if is_worker(producer) else self._bytes_max):
+            raise TooLarge(
                 f"{size} bytes in one append to {self._name}; the limit is wal.frame_bytes_max "
-                f"({self._settings.frame_bytes_max}): send less at once, or raise the setting"
+                f"({limit}): send less at once, or raise the setting",
+                topic=self._name,
+                size=size,
+                limit=limit,
             )
 
     def _next_after(self, partition: int, shard: OwnedShard, ended: Closed) -> OwnedShard:
@@ -562,6 +675,64 @@ def _in_each(producing: Producing | None, parts: Sequence[PartitionShare]) -> Pr
             f"{partitions}: name the partition, or leave previous out"
         )
     return producing
+
+
+def _choose_rows(
+    partitioner: Partitioner, *, keys: Strip | None, count: int, producer: int, named: Partitions | None
+) -> int | Partitions:
+    """The partitions of rows with these keys: one hash over the whole column."""
+    if keys is None:
+        return partitioner.choose_many(None, count, producer=producer, named=named)
+    by_key = partitioner.choose_column(*keys, producer=producer)
+    return by_key if named is None else placed_by(named, by_key)
+
+
+def _shares(placed: int | Partitions) -> dict[int, int]:
+    """How many records go to each partition; of a number alone, that there are some."""
+    if isinstance(placed, int):
+        return {placed: 0}
+    numbers, counts = np.unique(placed, return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def _first_attempt(producing: Producing, shares: Sequence[Mapping[int, int]], known: Mapping[int, Recalled]) -> int:
+    """Which of several ways to place a call its first attempt went: the first one if there was none.
+
+    Partitions that know the call have as many of its records as that way gives them, and all of them if nothing went
+    wrong. Of those that no longer remember, or never had it, the shard itself says so.
+    """
+    found = {number: recalled.records for number, recalled in known.items() if recalled.records is not None}
+    fitting = [
+        place
+        for place, share in enumerate(shares)
+        if all(share.get(number) in (records, 0) for number, records in found.items())
+    ]
+    if not fitting:
+        raise Conflict(
+            f"producer {producing.producer} repeats sequence {producing.sequence} with other records than before: a "
+            "repeat has the same records; give a new append the next sequence",
+            producer=producing.producer,
+            sequence=producing.sequence,
+            kind="other_records",
+        )
+    if not known:
+        return 0
+    missing = [len(share.keys() - found) for share in shares]
+    forgotten = [len(known.keys() & share.keys()) - len(found) for share in shares]
+    # Where two ways give each partition as many records, all of them are there: only which is which is not known.
+    return min(fitting, key=lambda place: (missing[place], -forgotten[place]))
+
+
+def _headers_max(producer: int | None) -> int:
+    """How many headers a record may have, by who appends it."""
+    return COPIED_HEADERS_MAX if is_worker(producer) else HEADERS_MAX
+
+
+def _named(partitions: Sequence[int | None] | None) -> Partitions | None:
+    """The partition that each record names, -1 for one that names none."""
+    if partitions is None:
+        return None
+    return np.array([-1 if number is None else number for number in partitions], np.int64)
 
 
 def _by_partition(chosen: int | Partitions, columns: Columns) -> list[tuple[int, Columns, Rows | None]]:

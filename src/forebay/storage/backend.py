@@ -22,6 +22,7 @@ from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
+from forebay.storage.erasure.answer import ShardErasure
 from forebay.storage.moves import Moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import Shards
@@ -58,6 +59,9 @@ class Backend(Protocol):
     @property
     def path(self) -> str | None:
         """The absolute path of the data directory, if there is one."""
+
+    def free_bytes(self) -> dict[str, int]:
+        """The free bytes of each disk that it writes to, by what lies there: `data`, `log`. Asks the system."""
 
     @property
     def directory_id(self) -> str | None:
@@ -110,3 +114,6 @@ class WritableBackend(Backend, Protocol):
 
     def clear_moved(self) -> None:
         """See `Storage.clear_moved`."""
+
+    def erasure_of(self, shard: OwnedShard) -> ShardErasure:
+        """What finds and rewrites the bytes of erased records of a shard here."""

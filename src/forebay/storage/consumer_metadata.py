@@ -57,6 +57,10 @@ class ConsumerMetadata:
         """Refused: a log that is opened read-only owns nothing."""
         raise Unsupported("this log is opened read-only: it has no session that could own anything")
 
+    def end_session(self, session: str) -> None:
+        """Refused, as `session` is."""
+        raise Unsupported("this log is opened read-only: it ends no session")
+
     def close(self) -> None:
         """See `MetadataStore`."""
         with self._lock:

@@ -10,10 +10,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Self
 
+from forebay.appends.producer_window import ReservedProducer
 from forebay.appends.queue import record_bytes
 from forebay.arguments import StoredOffset
 from forebay.errors import Conflict, Invalid
 from forebay.partitioning import partition_of_key
+from forebay.progress import ReservedReader
 from forebay.records import Gap, Record
 from forebay.storage.cursors import Reader
 from forebay.storage.topic import Topic
@@ -97,9 +99,11 @@ class _PartitionCopy:
         self._target = target
         self._partition = partition
         self._bytes_max = bytes_max
-        self._reader: Reader = source.reader(f"copy-{target.spec.topic_id}")
+        self._reader: Reader = source.reader(ReservedReader(f"copy-{target.spec.topic_id}"))
         text = f"{source.spec.topic_id}/{partition}/{target.spec.topic_id}"
-        self._producer = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") or 1
+        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") or 1
+        # Of all ids, as ever: a copy that an older version began goes on.
+        self._producer = ReservedProducer(drawn)
         self._gaps: list[tuple[int, Gap]] = []
 
     def run(self, end: int, gaps: list[tuple[int, Gap]]) -> Iterator[int]:

@@ -131,6 +131,7 @@ class Creations:
         for ref in refs_of(spec):
             stored = read_state(metadata, wanted(ref, self._settings).key)
             if stored is not None and stored.state.incarnation != spec.topic_id:
+                self._deletions.forget_left_over(ref, stored.state.incarnation)
                 return f"{ref} is still recorded as a shard of an earlier topic of that name"
         return None
 
@@ -141,7 +142,7 @@ class Creations:
         except ForebayError as second:
             return Indeterminate(
                 f'{error}; taking the topic back failed as well ({second}): look with "forebay topic list", then '
-                "delete it, or create it again with exist_ok=True"
+                "delete it, or create it again with exist_ok"
             )
         return error.restated(f"{error}; " + ("what it left is removed later" if left else "nothing of it is left"))
 

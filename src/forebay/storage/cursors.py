@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from forebay.arguments import StoredOffset, checked_partition
 from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
-from forebay.errors import Closed, Corrupt, ForebayError, Invalid, UnknownTopic
+from forebay.errors import Closed, Corrupt, ForebayError, Invalid, UnknownSubscription, UnknownTopic, UnsupportedFormat
 from forebay.locks import Rank, RankedLock
 from forebay.partitioning import check_partition
 from forebay.progress import (
@@ -26,7 +26,9 @@ from forebay.progress import (
     FoundCursor,
     Progress,
     ProgressStore,
+    ReaderCursor,
     ReaderName,
+    check_not_reserved,
     check_progress,
     moves_on,
 )
@@ -70,6 +72,8 @@ class Cursors:
         """Commits that are not in the store yet, the furthest of each cursor."""
         self._moving: dict[_Place, CursorSource] = {}
         """Cursors that have moved and are asked where they stand once they are written."""
+        self._asked: set[_Place] = set()
+        """Cursors that a thread asks at present: they are not moving any more, and may not be noted yet."""
         self._is_ended = False
         """No commit is kept for later any more."""
         delay_s = settings.flush_interval_ms / 1000
@@ -81,19 +85,29 @@ class Cursors:
         check_partition(checked_partition(partition), spec.partitions)
         name = ReaderName(spec.namespace, spec.topic, reader)
         place = (name, partition, spec.topic_id)
-        if place in self._moving:
+        # In this order: one that is asked was moving before, and is noted afterwards.
+        if place in self._moving or place in self._asked:
             with self._writing:
                 self._ask(place)
         # In this order: what is not on its way any more is stored by the next look.
         noted = self._noted.get(place)
         return _further(self._store.get(name, partition, spec.topic_id), noted)
 
-    def touch(self, name: ReaderName, partition: int, incarnation: str, source: CursorSource) -> None:
-        """A cursor has moved: have it written with the others. Never waits; without effect once the log is closed."""
+    def mark(self, name: ReaderName, partition: int, incarnation: str, source: CursorSource) -> bool:
+        """A cursor has moved: this source is asked where it stands, in place of one before it.
+
+        True if that is news: then the caller calls `write_soon`, once it holds no lock. Takes no lock and never waits;
+        without effect once the log is closed.
+        """
         place = (name, partition, incarnation)
-        if place not in self._moving and not self._is_ended:
-            self._moving[place] = source
-            self.worker.wake()
+        if self._is_ended or self._moving.get(place) is source:
+            return False
+        self._moving[place] = source
+        return True
+
+    def write_soon(self) -> None:
+        """Have the cursors that have moved written, together with others. Never waits."""
+        self.worker.wake()
 
     def write(self, name: ReaderName, incarnation: str) -> None:
         """On return all cursors of a reader or subscription in a topic are stored as they stood before."""
@@ -133,13 +147,16 @@ class Cursors:
             self._store.reset(name, partition, progress, defined=True)
             self._drop(undone)
 
-    def forget(self, name: ReaderName, partitions: int) -> None:
-        """Remove every cursor of a reader in these partitions, stored or on its way."""
+    def forget(self, name: ReaderName, partitions: int, subscription: str | None = None) -> None:
+        """Remove every cursor of a reader in these partitions, stored or on its way.
+
+        Of a subscription with this id: cursors of a later one of its name stay.
+        """
         self._guard.check("this log")
         with self._writing:
             self._stop_asking(lambda place: place[0] == name)
             undone = self._noted_where(lambda place: place[0] == name)
-            self._store.forget(name, partitions)
+            self._store.forget(name, partitions, subscription)
             self._drop(undone)
 
     def forget_topic(self, spec: TopicSpec) -> None:
@@ -155,14 +172,23 @@ class Cursors:
         self._flush(lambda place: place[0].reader == reader)
         return sorted(self._store.of(reader), key=lambda found: found[:3])
 
-    def names(self) -> list[str]:
-        """The names of all readers and groups that have a cursor anywhere, stored or on its way."""
+    def every(self) -> Iterator[ReaderCursor]:
+        """Every cursor of every reader as it is stored; what is on its way is not waited for."""
+        self._guard.check("this log")
+        return self._store.every()
+
+    def names(self, below: Sequence[str] = ("",)) -> list[str]:
+        """The names of all readers that have a cursor, stored or on its way; Forebay's own are among them.
+
+        `below` says in which topics: those whose name, and a slash, begins with one of these.
+        """
         with contextlib.suppress(Corrupt, Invalid):
             # One that cannot be written keeps no other from being named.
             self.flush()
         # In this order: what is not on its way any more is stored by the next look.
-        noted = {name.reader for name, _, _ in self._unwritten()}
-        return sorted(noted.union(self._store.names()))
+        meant = tuple(below)
+        noted = {name.reader for name, _, _ in self._unwritten() if f"{name.namespace}/{name.topic}/".startswith(meant)}
+        return sorted(noted.union(self._store.names(below)))
 
     def flush(self) -> None:
         """On return every commit before is in the store, or logged as belonging to a topic that was deleted."""
@@ -224,16 +250,20 @@ class Cursors:
 
     def _ask(self, place: _Place) -> None:
         """Take in where a cursor stands that has moved. `_writing` is held: no older answer comes after a newer."""
-        source = self._moving.pop(place, None)
-        if source is None:
-            return
+        self._asked.add(place)
         try:
-            progress = source.progress()
-            with self._changing:
-                self._noted[place] = progress
-        except BaseException:
-            self._moving.setdefault(place, source)
-            raise
+            source = self._moving.pop(place, None)
+            if source is None:
+                return
+            try:
+                progress = source.progress()
+                with self._changing:
+                    self._noted[place] = progress
+            except BaseException:
+                self._moving.setdefault(place, source)
+                raise
+        finally:
+            self._asked.discard(place)
 
     def _stop_asking(self, is_meant: Callable[[_Place], bool]) -> None:
         for place in [place for place in self._moving.copy() if is_meant(place)]:
@@ -294,7 +324,7 @@ class Cursors:
         failures = []
         for place, noted in part.items():
             error = advanced.failed.get(place[:2])
-            if isinstance(error, UnknownTopic):
+            if isinstance(error, UnknownTopic | UnknownSubscription):
                 logger.warning("a cached commit of %s is dropped: %s", place[0].reader, error)
             elif error is not None:
                 failures.append(error)
@@ -338,6 +368,10 @@ class Reader:
         """What it is called."""
         return self._name.reader
 
+    def progress(self, partition: int = 0) -> Progress | None:
+        """The cursor with its note, of one moment; `None` before the first acknowledgement."""
+        return self._cursors.at(self.name, self.topic.spec, partition)
+
     def offset(self, partition: int = 0) -> int | None:
         """Everything below is done; `None` before the first acknowledgement."""
         found = self._cursors.at(self.name, self.topic.spec, partition)
@@ -366,17 +400,20 @@ class Reader:
         A cursor that is further already stays where it is, so a late or repeated call does no harm. For `ack` and
         `expected` see `Group.commit`.
         """
+        check_not_reserved(self.name)
         progress = self._progress(offset, partition, note)
         return self._cursors.commit(self._name, partition, progress, ack=ack, expected=expected)
 
     def reset(self, position: Position | int = EARLIEST, partition: int = 0, note: str = "") -> int:
         """Set the cursor, also to an earlier place; the offset it stands for now."""
+        check_not_reserved(self.name)
         offset = self.topic.resolve(position, partition)
         self._cursors.reset(self._name, partition, self._progress(offset, partition, note))
         return offset
 
     def forget(self) -> None:
         """Remove every cursor of this reader."""
+        check_not_reserved(self.name)
         self._cursors.forget(self._name, self.topic.partitions)
 
     def read(
@@ -478,8 +515,8 @@ class Group:
     def offsets(self) -> list[GroupOffset]:
         """Where the group stands in every topic that it has committed in, and how far each has come.
 
-        A partition that cannot be asked here, as one in the memory of another process, keeps no other from being
-        shown: its `end` is `None`, and `failure` says why.
+        A partition that cannot be asked here, as one in the memory of another process or of a topic whose definition
+        cannot be read, keeps no other from being shown: its `end` is `None`, and `failure` says why.
         """
         found = []
         for namespace, topic, partition, progress in self._cursors.of(self.name):
@@ -492,6 +529,10 @@ class Group:
                     )
             except UnknownTopic:
                 continue
+            except (Corrupt, UnsupportedFormat) as error:
+                found.append(
+                    GroupOffset(f"{namespace}/{topic}", partition, progress.offset, None, progress.note, str(error))
+                )
         return found
 
     def reset(self, topic: str | TopicName, position: Position | int, partition: int | None = None) -> dict[int, int]:
@@ -503,6 +544,7 @@ class Group:
 
     def delete(self) -> int:
         """Forget every cursor of the group; how many there were."""
+        check_not_reserved(self.name)
         found = self._cursors.of(self.name)
         partitions: dict[tuple[str, str], int] = {}
         for namespace, topic, partition, _ in found:
@@ -514,7 +556,7 @@ class Group:
     def _end(self, spec: TopicSpec, partition: int) -> tuple[int | None, str | None]:
         """How far the partition has come, or why this process cannot say it."""
         try:
-            return self._topic(spec.name).offsets(partition).next, None
+            return self._topic(spec.name).lag_end(partition), None
         except (Closed, UnknownTopic):
             raise
         except ForebayError as error:

@@ -7,34 +7,43 @@ them.
 
 from __future__ import annotations
 
-import hashlib
+import hmac
+import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from forebay.appends.producer_window import NONE_BEFORE, ROUTER_IDS
+from forebay.appends.producer_window import NONE_BEFORE, ReservedProducer
 from forebay.appends.queue import record_bytes
 from forebay.arguments import checked_partition
 from forebay.decoders import decoder
 from forebay.errors import Conflict, Corrupt, ForebayError, Full, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.partitioning import partition_of_key
-from forebay.progress import Progress, SpentNote
+from forebay.progress import Progress, ReservedReader, SpentNote
 from forebay.records import EARLIEST, DeadLetter, DeliveryState, LetterPage, LetterPlace, Record, check_offset
 from forebay.subscriptions.deadletters import (
+    HOPS_MAX,
     LastArrived,
     SendingFailure,
     SpentBook,
     SpentRecord,
+    is_circling,
+    is_sealed,
     letter_headers,
     parse_letter,
+    sealed,
 )
+from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.subscriptions.dispatch import DueLetter, ServedPartition
 from forebay.topics import TopicName
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from forebay.storage.subscriptions import SubscriptionDriver
@@ -48,7 +57,7 @@ PURGE_MAX: Final = 10_000
 """Dead letters that are purged at once: their offsets alone are kept."""
 LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
 """About what a list of dead letters holds; one letter at least."""
-REPLAY_READER: Final = "forebay.replay"
+REPLAY_READER: Final = ReservedReader("forebay.replay")
 """The reader whose cursors in a dead-letter topic say what a replay was doing when it ended."""
 
 
@@ -76,6 +85,27 @@ class AloneAt:
             self._busy.discard(self._topic)
 
 
+class LetterSecrets:
+    """By what the dead letters of a log are sealed, as this process knows it. Safe for threads; its calls may wait."""
+
+    def __init__(self, store: SubscriptionStore) -> None:
+        self._store = store
+        self._secret: bytes | None = None
+        """It never changes once it is there."""
+
+    def made(self) -> bytes:
+        """For one that sends or replays: drawn if there is none yet."""
+        if self._secret is None:
+            self._secret = self._store.make_letter_secret()
+        return self._secret
+
+    def known(self) -> bytes | None:
+        """For one that only looks; `None` if no letter was ever sealed."""
+        if self._secret is None:
+            self._secret = self._store.letter_secret()
+        return self._secret
+
+
 class LogTopics(Protocol):
     """The topics of a log, found and created by name."""
 
@@ -94,10 +124,11 @@ class DeadLetterSender:
     before it is done, or has been sent; so what the topic has says how far an earlier process had come.
     """
 
-    def __init__(self, driver: SubscriptionDriver, topics: LogTopics, destination: str) -> None:
+    def __init__(self, driver: SubscriptionDriver, topics: LogTopics, destination: str, secrets: LetterSecrets) -> None:
         self._driver = driver
         self._topics = topics
         self._destination = destination
+        self._secrets = secrets
 
     def create_topic(self) -> None:
         """Have the dead-letter topic there; made if it is missing."""
@@ -106,20 +137,25 @@ class DeadLetterSender:
     def book(self, progress: Progress | None) -> SpentBook:
         """What is known of the spent records of a partition whose cursor is stored so."""
         if progress is None or isinstance(progress.run, msgspec.UnsetType):
-            return SpentBook(self._driver.clock.random_bytes(8).hex(), (), is_stored=False)
+            return SpentBook(self._new_run(), self._destination, (), is_stored=False)
         notes: Sequence[SpentNote] = () if isinstance(progress.spent, msgspec.UnsetType) else progress.spent
-        return SpentBook(progress.run, notes, is_stored=True)
+        to = self._destination if isinstance(progress.letters_to, msgspec.UnsetType) else progress.letters_to
+        return SpentBook(progress.run, to, notes, is_stored=True)
 
     def begin(self, served: ServedPartition) -> None:
         """Pass over what an earlier process has sent. If that is not known now, it is asked before the first send."""
         assert served.dead is not None
-        if not served.dead.is_stored:
-            # A run that is not stored has sent nothing.
+        if not served.dead.is_stored or not self._driver.dispatch.begin_asking(served):
+            # A run that is not stored has sent nothing; what is on its way has not arrived.
             return
+        failure: SendingFailure | None = None
         try:
-            self._ask(served, self._topics.topic(self._destination))
+            if self._end_other_run(served) is None:
+                self._ask(served, self._topics.topic(self._destination))
         except ForebayError as error:
-            self._driver.dispatch.end_letters(served, self._failure(error))
+            failure = self._failure(error)
+        finally:
+            self._driver.dispatch.end_letters(served, failure)
 
     def send(self) -> None:
         """Send what is to be sent now. What fails is kept as the failure of the partition, and tried again later."""
@@ -143,6 +179,7 @@ class DeadLetterSender:
     def _send(self, served: ServedPartition, letters: Sequence[DueLetter]) -> None:
         dead, dispatch = served.dead, self._driver.dispatch
         assert dead is not None
+        done = self._end_other_run(served) or 0
         if not dead.is_stored:
             # Before the first record is sent: after a crash the same run goes on, and knows what it has sent.
             self._driver.store_run(served.number, dead.run)
@@ -151,8 +188,19 @@ class DeadLetterSender:
         arrived = dead.arrived
         if arrived is None or arrived.topic_id != destination.spec.topic_id:
             arrived = self._ask(served, destination)
-        left = [letter for letter in letters if letter.offset >= arrived.stop]
-        records = self._driver.records(served.number, [letter.offset for letter in left])
+        left = [letter for letter in letters if letter.offset >= max(done, arrived.stop)]
+        records = self._driver.records(served, [letter.offset for letter in left])
+        for offset in [offset for offset, record in records.items() if is_circling(record)]:
+            del records[offset]
+            logger.warning(
+                "%s[%d]: the record at offset %d was a dead letter %d times before, and is not sent to %s again: some "
+                "program or router brings dead letters back; read it there, and end that way",
+                self._driver.topic.name,
+                served.number,
+                offset,
+                HOPS_MAX,
+                self._destination,
+            )
         self._append(destination, arrived, served, [letter for letter in left if letter.offset in records], records)
         # Commit point: the records are durable in the dead-letter topic, and count as done from here on.
         dispatch.letters_arrived(served, [letter.offset for letter in left], len(records))
@@ -168,7 +216,7 @@ class DeadLetterSender:
     ) -> None:
         """Append dead letters one after the other; on return they are synced, whatever the durability class."""
         assert served.dead is not None
-        spec, at = self._driver.spec, self._driver.clock.now_ms()
+        spec, at, secret = self._driver.spec, self._driver.clock.now_ms(), self._secrets.made()
         producer = sender_of(spec.subscription_id, served.number, served.dead.run)
         last: int | None = None
         for letter in letters:
@@ -178,11 +226,12 @@ class DeadLetterSender:
                 # What has arrived in one partition vouches for all before it: those must not be lost in another.
                 destination.flush()
             spent = SpentRecord(record, letter.attempts, letter.note.reason, letter.note.error)
+            headers = letter_headers(spent, self._driver.topic.name, spec.name, at)
             destination.append(
                 record.value,
                 key=record.key,
                 tag=record.tag,
-                headers=letter_headers(spent, self._driver.topic.name, spec.name, at),
+                headers=sealed(headers, record, destination.spec.topic_id, secret),
                 timestamp=record.timestamp,
                 partition=place,
                 producer=producer,
@@ -193,6 +242,35 @@ class DeadLetterSender:
             last = place
         if last is not None:
             destination.flush()
+
+    def _end_other_run(self, served: ServedPartition) -> int | None:
+        """Where another dead-letter topic got letters before this one: pass over what it has, and begin a new run.
+
+        Everything below the answer is done; `None` if the run is one for this topic. Without this, letters that had
+        arrived when the dead-letter topic was altered, but were not known to, would be sent to both.
+        """
+        dead = served.dead
+        assert dead is not None
+        if dead.letters_to == self._destination:
+            return None
+        stop = 0
+        if dead.is_stored:
+            try:
+                stop = self._ask(served, self._topics.topic(dead.letters_to)).stop
+            except UnknownTopic as error:
+                if error.topic != dead.letters_to:
+                    raise
+                # What it had is gone with it.
+            except ForebayError as error:
+                raise Unavailable(
+                    f"what {dead.letters_to}, the dead-letter topic before, has got is not known, and would be sent "
+                    f"twice: {error}; delete that topic if it is not needed"
+                ) from error
+        dead.begin_run(self._new_run(), self._destination)
+        return stop
+
+    def _new_run(self) -> str:
+        return self._driver.clock.random_bytes(8).hex()
 
     def _ask(self, served: ServedPartition, destination: Topic) -> LastArrived:
         """What the dead-letter topic has of a partition; everything before it is done."""
@@ -226,6 +304,17 @@ class _ReplayNote(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     """The sequence of the appends, one to each partition of the target that gets some."""
     offsets: tuple[int, ...]
+    seal: str = ""
+    """Made with the secret of the log: a caller that may move cursors in the topic cannot have others replayed."""
+
+    def sealed(self, topic_id: str, partition: int, secret: bytes) -> _ReplayNote:
+        """The note with its seal, for a partition of the dead-letter topic with this id."""
+        content = msgspec.msgpack.encode((topic_id, partition, msgspec.structs.replace(self, seal="")))
+        return msgspec.structs.replace(self, seal=hmac.digest(secret, content, "sha256").hex())
+
+    def is_sealed(self, topic_id: str, partition: int, secret: bytes) -> bool:
+        """Whether a replay of this log has made the note."""
+        return hmac.compare_digest(self.seal, self.sealed(topic_id, partition, secret).seal)
 
 
 class DeadLetters:
@@ -239,6 +328,7 @@ class DeadLetters:
         topic: Topic,
         topics: LogTopics,
         alone: AloneAt,
+        secrets: LetterSecrets,
         *,
         bytes_max: int,
         origin: tuple[str, str] | None = None,
@@ -247,6 +337,7 @@ class DeadLetters:
         self._topic = topic
         self._topics = topics
         self._alone = alone
+        self._secrets = secrets
         self._bytes_max = bytes_max
         self._origin = origin
 
@@ -261,7 +352,8 @@ class DeadLetters:
         """Up to `records_max` dead letters, by partition and offset; with `after`, those behind that place.
 
         No more than about 4 MiB of them, or `bytes_max` bytes, and one at least: to see all, go on behind the last one
-        until none comes.
+        until none comes. Records that only have the headers of a dead letter are among them, and are not `is_vouched`:
+        another writer of the topic may have made them, or a version that sealed none.
         """
         return self.page(records_max, after=after, bytes_max=bytes_max).letters
 
@@ -293,14 +385,24 @@ class DeadLetters:
             )
         return found
 
-    def replay(self, places: Iterable[LetterPlace] | None = None, *, to: str | TopicName | None = None) -> int:
+    def replay(
+        self,
+        places: Iterable[LetterPlace] | None = None,
+        *,
+        to: str | TopicName | None = None,
+        origins: Iterable[str | TopicName] = (),
+    ) -> int:
         """Append dead letters to the topic they come from, or to another one, and remove them here; how many.
 
         All that are here now, or those at `places`; what is not here any more is passed over. A record goes back as it
         was, into its own partition; elsewhere its key chooses the partition. Each is appended exactly once, also if
         this is killed half-way and run again: a replay first finishes the one before it. If the target refuses them
         (`Full`, `Invalid`), those that it has are removed, the others stay, and may be replayed elsewhere.
+
+        A record that is not `is_vouched` is replayed only if `origins` names the topic it says it comes from: any
+        writer of this topic may have made it. Else it is passed over; `Invalid` if it is one of `places`.
         """
+        allowed = _names(origins)
         target = None if to is None else TopicName.parse(to)
         if target is not None and str(target) == self.topic:
             raise Invalid(f"{self.topic} would be replayed into itself: name another topic, or none for their origin")
@@ -309,12 +411,29 @@ class DeadLetters:
             self._topic.acquire()
             ends = {number: self._topic.offsets(number).next for number in range(self._topic.partitions)}
             replayed = 0
+            passed_over: Counter[str] = Counter()
+            if chosen is not None:
+                self._check_vouched(ends, chosen, allowed)
             for number, end in ends.items():
-                replayed += self._finish(number)
-                for batch in self._batches(self._chosen(number, end, chosen), target):
+                replayed += self._finish(number, allowed)
+                letters = _trusted(self._chosen(number, end, chosen), allowed, passed_over)
+                for batch in self._batches(letters, target):
                     replayed += self._replay(number, batch, target, replayed)
             self._topic.reader(REPLAY_READER).forget()
+            for origin, count in passed_over.items():
+                logger.warning("%d records of %s stay: %s", count, self.topic, _not_vouched(origin))
             return replayed
+
+    def _check_vouched(
+        self, ends: Mapping[int, int], chosen: Mapping[int, Sequence[int]], allowed: Collection[str]
+    ) -> None:
+        """`Invalid` if one of the letters that a caller has chosen may not be replayed."""
+        for number, end in ends.items():
+            for letter in self._chosen(number, end, chosen):
+                if not letter.is_vouched and letter.topic not in allowed:
+                    raise Invalid(
+                        f"{self.topic}[{number}] at offset {letter.place.offset}: {_not_vouched(letter.topic)}"
+                    )
 
     def purge(self, places: Iterable[LetterPlace] | None = None) -> int:
         """Delete the dead letters that are here now, or those at `places`; how many."""
@@ -366,9 +485,13 @@ class DeadLetters:
         return next((record for record in page.records if record.offset == offset), None)
 
     def _letter(self, record: Record) -> DeadLetter | None:
-        letter = parse_letter(record)
+        letter = self._parsed(record)
         is_ours = letter is not None and self._origin in (None, (letter.topic, letter.subscription))
         return letter if is_ours else None
+
+    def _parsed(self, record: Record) -> DeadLetter | None:
+        is_vouched = is_sealed(record, self._topic.spec.topic_id, self._secrets.known())
+        return parse_letter(record, is_vouched=is_vouched)
 
     # Replaying
 
@@ -408,7 +531,7 @@ class DeadLetters:
             partitions=target.partitions,
             sequence=max((last for last in lasts if last is not None), default=-1) + 1,
             offsets=tuple(letter.place.offset for letter in batch),
-        )
+        ).sealed(self._topic.spec.topic_id, partition, self._secrets.made())
         # From here on a replay that is run again finds out which of these have arrived.
         self._topic.reader(REPLAY_READER).reset(EARLIEST, partition, msgspec.json.encode(note).decode())
         try:
@@ -421,10 +544,11 @@ class DeadLetters:
                 "when that is mended, or into another topic"
             ) from error
 
-    def _finish(self, partition: int) -> int:
+    def _finish(self, partition: int, allowed: Collection[str]) -> int:
         """Finish what a replay was doing that was killed; how many dead letters that were.
 
-        What its target refuses is not done: the target may be full for good, and these may be for another one now.
+        What its target refuses is not done: the target may be full for good, and these may be for another one now. A
+        note without a seal, as earlier versions made it, is gone by only where `allowed` names each origin.
         """
         text = self._topic.reader(REPLAY_READER).note(partition)
         if not text:
@@ -445,7 +569,8 @@ class DeadLetters:
             return 0
         # Of whichever subscription: the one before may have been about others.
         stored = [self._record_at(LetterPlace(partition, offset)) for offset in note.offsets]
-        found = [letter for record in stored if record is not None and (letter := parse_letter(record)) is not None]
+        found = [letter for record in stored if record is not None and (letter := self._parsed(record)) is not None]
+        self._check_note(partition, note, found, allowed)
         try:
             return self._go_on(partition, note, target, found)
         except (Full, Invalid):
@@ -455,6 +580,20 @@ class DeadLetters:
                 f"an earlier replay of {self.topic}[{partition}] into {note.target} is not finished, and what has "
                 f"arrived there cannot be asked now: {error}"
             ) from error
+
+    def _check_note(
+        self, partition: int, note: _ReplayNote, letters: Sequence[DeadLetter], allowed: Collection[str]
+    ) -> None:
+        """`Invalid` for a note that no replay of this log has made, unless its letters may go where they come from."""
+        if note.is_sealed(self._topic.spec.topic_id, partition, self._secrets.made()):
+            return
+        unnamed = sorted({letter.topic for letter in letters} - set(allowed))
+        if unnamed:
+            raise Invalid(
+                f"a replay of {self.topic}[{partition}] into {note.target} is noted as unfinished, and nothing says "
+                "that this log has begun it: if an earlier version has, finish it by naming the origins (origins=, "
+                f'--origin): {", ".join(unnamed)}; else run "forebay group delete {REPLAY_READER}"'
+            )
 
     def _take_back(self, partition: int, note: _ReplayNote, letters: Sequence[DeadLetter]) -> int:
         """The target refuses dead letters: remove those that it has, and note of the others that they stay; how many.
@@ -516,6 +655,29 @@ class DeadLetters:
         return deleted
 
 
+def _names(topics: Iterable[str | TopicName]) -> frozenset[str]:
+    """The topics that a caller names."""
+    return frozenset(str(TopicName.parse(name)) for name in topics)
+
+
+def _trusted(
+    letters: Iterator[DeadLetter], allowed: Collection[str], passed_over: Counter[str]
+) -> Iterator[DeadLetter]:
+    """The letters that may be replayed; the others are counted by the topic they say they come from."""
+    for letter in letters:
+        if letter.is_vouched or letter.topic in allowed:
+            yield letter
+        else:
+            passed_over[letter.topic] += 1
+
+
+def _not_vouched(origin: str) -> str:
+    return (
+        f"it says that it is a dead letter of {origin}, and nothing vouches for that; look at it, then name the origin "
+        f"to have it replayed (origins=, --origin {origin}), or delete it"
+    )
+
+
 def ensure_topic(topics: LogTopics, name: str) -> None:
     """Create a topic if it is missing."""
     try:
@@ -529,19 +691,14 @@ def place_of(record: Record, partitions: int) -> int:
     return record.partition % partitions if record.key is None else partition_of_key(record.key, partitions)
 
 
-def sender_of(subscription_id: str, partition: int, run: str) -> int:
+def sender_of(subscription_id: str, partition: int, run: str) -> ReservedProducer:
     """The idempotent producer that one run of a subscription in a partition is in its dead-letter topic."""
-    return _producer(f"dead letters/{subscription_id}/{partition}/{run}")
+    return ReservedProducer.of_worker(f"dead letters/{subscription_id}/{partition}/{run}")
 
 
-def replayer_of(topic_id: str, partition: int, target_id: str) -> int:
+def replayer_of(topic_id: str, partition: int, target_id: str) -> ReservedProducer:
     """The idempotent producer that the replay of a partition of a dead-letter topic is in another topic."""
-    return _producer(f"replay/{topic_id}/{partition}/{target_id}")
-
-
-def _producer(text: str) -> int:
-    drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-    return ROUTER_IDS + drawn % (2**64 - ROUTER_IDS)
+    return ReservedProducer.of_worker(f"replay/{topic_id}/{partition}/{target_id}")
 
 
 def _parts(note: _ReplayNote, letters: Sequence[DeadLetter]) -> dict[int, list[DeadLetter]]:

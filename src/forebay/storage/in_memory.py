@@ -23,6 +23,7 @@ from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
+from forebay.storage.erasure.answer import NothingLeft, ShardErasure
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.recovery import Progress, Recovered
@@ -71,6 +72,10 @@ class MemoryShards:
             self._on_opened(shard)
             return shard
 
+    def take_over(self, ref: ShardRef, accepted_by: str) -> OwnedShard:
+        """See `Shards`."""
+        return self.own(ref)
+
     def ours(self, ref: ShardRef) -> OwnedShard:
         """See `Shards`."""
         return self.own(ref)
@@ -82,7 +87,7 @@ class MemoryShards:
     def of_topic(self, spec: TopicSpec) -> TopicShards:
         """See `Shards`."""
         registry = self._engine.registry
-        return TopicShards(spec, self, owned=registry, readable=registry, guard=self._lifetime.guard)
+        return TopicShards(spec, self, owned=registry, readable=registry, lifetime=self._lifetime)
 
 
 class InMemoryBackend:
@@ -151,6 +156,10 @@ class InMemoryBackend:
         """See `Backend`."""
         return self
 
+    def free_bytes(self) -> dict[str, int]:
+        """See `Backend`: it writes to none."""
+        return {}
+
     def check_creation(self, spec: TopicSpec) -> None:
         """See `WritableBackend`."""
         if spec.engine is not Engine.MEMORY:
@@ -174,6 +183,10 @@ class InMemoryBackend:
 
     def clear_moved(self) -> None:
         """Nothing: no shard moves from here."""
+
+    def erasure_of(self, shard: OwnedShard) -> ShardErasure:
+        """See `WritableBackend`: what is deleted is gone."""
+        return NothingLeft()
 
     def recover(self, on_progress: Progress) -> Recovered:
         """Nothing: what is not open is gone."""

@@ -8,7 +8,7 @@ from functools import partial
 from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.engines.segment import SegmentEngine
-from forebay.errors import Moved, Unavailable, Unsupported
+from forebay.errors import Moved, Unavailable, UnknownTopic, Unsupported
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
@@ -81,6 +81,17 @@ class Moves:
             withdraw_target(self._metadata, wanted(ref, self._settings).key, clock=self._clock)
             self._engine.take_back(ref)
 
+    def take_over(self, ref: ShardRef, accepted_by: str | None) -> ShardState:
+        """Own a partition here; see `Storage.take_over`. Its state on return."""
+        if accepted_by is None:
+            self._shards.own(ref)
+        else:
+            self._shards.take_over(ref, accepted_by)
+        stored = read_state(self._metadata, wanted(ref, self._settings).key)
+        if stored is None or stored.state.incarnation != ref.spec.topic_id:
+            raise UnknownTopic(f"{ref}: the topic was deleted meanwhile", shard=ref)
+        return stored.state
+
     def export(self, topic: Topic, on_file: OnFile | None, *, accept_damage: bool = False) -> None:
         """Make everything appended so far history; see `Storage.export_topic`."""
         engine = self._engine
@@ -93,19 +104,7 @@ class Moves:
             assert isinstance(shard, SegmentShard)
             if accept_damage:
                 engine.accept_unknown_producers(shard)
-            rotated = shard.upkeep.rotated()
-            if accept_damage:
-                shard.upkeep.unseal_damaged(shard.history.exported)
-            shard.upkeep.seal_rotated(accept_damage=accept_damage)
-            stopped = shard.upkeep.stopped
-            try:
-                shard.history.catch_up(on_file, accept_damage=accept_damage)
-            except Unavailable as error:
-                raise stopped or error from error
-            left = [file.path for file in rotated if file.start >= shard.history.exported]
-            if left:
-                why = f"{ref}: {left[0]} could not be sealed yet; see the log for why, and try again"
-                raise stopped or Unavailable(why)
+            export_rotated(shard, on_file, accept_damage=accept_damage)
 
     def _refuse_held_elsewhere(self, ref: ShardRef) -> None:
         """A partition that was sealed or never used has nothing to export; what another directory holds it has."""
@@ -124,6 +123,23 @@ class Moves:
         if state.phase is Phase.SEALED:
             return state.target in ((None, here) if target is None else (target,))
         return target not in (None, here) and state.holder == target
+
+
+def export_rotated(shard: SegmentShard, on_file: OnFile | None = None, *, accept_damage: bool = False) -> None:
+    """Make every log file of an owned shard history, but for the active one; `Unavailable` if one cannot be sealed."""
+    rotated = shard.upkeep.rotated()
+    if accept_damage:
+        shard.upkeep.unseal_damaged(shard.history.exported)
+    shard.upkeep.seal_rotated(accept_damage=accept_damage)
+    stopped = shard.upkeep.stopped
+    try:
+        shard.history.catch_up(on_file, accept_damage=accept_damage)
+    except Unavailable as error:
+        raise stopped or error from error
+    left = [file.path for file in rotated if file.start >= shard.history.exported]
+    if left:
+        why = f"{shard.ref}: {left[0]} could not be sealed yet; see the log for why, and try again"
+        raise stopped or Unavailable(why)
 
 
 def refusal_of_moves(spec: TopicSpec) -> Unsupported:

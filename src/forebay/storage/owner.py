@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 
@@ -20,6 +21,8 @@ from forebay.disk.machine import host
 from forebay.engines import MemoryEngine, OwnedShard, RocksEngine, SegmentEngine, UnownedShards
 from forebay.engines.directory import Engines
 from forebay.engines.rocksdb.database import check_installed
+from forebay.engines.rocksdb.shard import RocksShard
+from forebay.errors import Corrupt, Indeterminate, Unavailable, UnknownTopic, UnsupportedFormat
 from forebay.loads.service import Loads
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
@@ -35,13 +38,17 @@ from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
+from forebay.storage.background.reopen import ReopenWorker
 from forebay.storage.background.segments import SegmentWorkers
 from forebay.storage.background.sync import FileSystem
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
+from forebay.storage.erasure.answer import NothingLeft, ShardErasure
+from forebay.storage.erasure.database import DatabaseErasure
+from forebay.storage.erasure.segments import ErasureContext, SegmentErasure
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
-from forebay.storage.recovery import Progress, Recovered
+from forebay.storage.recovery import FailedShard, Progress, Recovered
 from forebay.storage.shards import OwnerShards
 from forebay.storage.status import watch_shard
 from forebay.storage.usage import TierUsage, UsageSum, files_of, objects_of
@@ -50,6 +57,8 @@ from forebay.subscriptions.definitions import SubscriptionStore
 from forebay.topics import Engine, ShardRef, TopicSpec, refs_of
 from forebay.wal.bounds import MemoryBounds
 from forebay.workers import Background, ItemWorker
+
+logger = logging.getLogger(__name__)
 
 ROCKSDB = "rocksdb"
 """The directory of the database, in the data directory; made when a topic first needs it."""
@@ -132,6 +141,8 @@ class OwnerBackend:
         self.objects = ObjectCleanup(metadata, settings, opened.places, clock)
         self.background = Background()
         self.committers = Committers(clock, settings.runtime, FileSystem(opened.disk, opened.directory.shards))
+        self._ending = ItemWorker("forebay-ending", self.end_deleted, clock=clock)
+        self._reopening = ReopenWorker(self._recover_lost, clock)
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self.segments = SegmentWorkers(
             opened.disk,
@@ -145,9 +156,7 @@ class OwnerBackend:
         )
         self.engines = opened.engines(self.segments.watch, self.segments.wake)
         context = ShardContext(metadata, settings, opened.places, opened.directory.id, lambda: False)
-        self._unowned = UnownedShards(
-            context, disk=opened.disk, clock=clock, is_known=lambda ref: definitions.is_current(ref.spec)
-        )
+        self._unowned = self._unowned_shards(context)
         self.shards = OwnerShards(
             self.engines,
             self._unowned,
@@ -162,8 +171,7 @@ class OwnerBackend:
         self.following = DefinitionsWorker(
             definitions, self.alterations, clock=clock, on_changes=self._keep_limits, on_deleted=self._leave_deleted
         )
-        evict_s = settings.retention.evict_interval_s
-        self.limits = LimitsWorker(self.shards, clock=clock, interval_s=evict_s, follow_changes=self.following.step)
+        self.limits = self._limits()
         self.loads = self._loads(context)
         self.views = self._views()
         self.deletions = self._deletions()
@@ -195,7 +203,7 @@ class OwnerBackend:
         meter = LogMeter(clock, settings.metrics.topics)
         metadata = MeteredMetadata(_open_metadata(directory, settings, disk, clock), meter)
         undo.callback(metadata.close)
-        session = OwnerSession(metadata, settings.metadata.lease_ttl_s, directory.id)
+        session = _owner_session(directory, settings, metadata, disk)
         places = open_places(directory, settings, disk, clock, meter, probed_for=metadata)
         undo.callback(places.close)
         opened = OpenDirectory(
@@ -219,6 +227,18 @@ class OwnerBackend:
         owner.cleanup.worker.start()
         owner.following.worker.start()
         return owner
+
+    def _limits(self) -> LimitsWorker:
+        evict_s = self.opened.settings.retention.evict_interval_s
+        return LimitsWorker(
+            self.shards, clock=self.opened.clock, interval_s=evict_s, follow_changes=self.following.step
+        )
+
+    def _unowned_shards(self, context: ShardContext) -> UnownedShards:
+        opened, definitions = self.opened, self.definitions
+        return UnownedShards(
+            context, disk=opened.disk, clock=opened.clock, is_known=lambda ref: definitions.is_current(ref.spec)
+        )
 
     def _loads(self, context: ShardContext) -> Loads:
         return Loads(
@@ -289,6 +309,8 @@ class OwnerBackend:
             self.engines.segment.bounds.caches.worker,
             *self.committers.workers,
             self._giving_up.worker,
+            self._ending.worker,
+            self._reopening.worker,
             self.limits.worker,
             self.following.worker,
             self.cursors.worker,
@@ -302,6 +324,11 @@ class OwnerBackend:
     def path(self) -> str:
         """See `Backend`."""
         return self.opened.directory.path
+
+    def free_bytes(self) -> dict[str, int]:
+        """See `Backend`."""
+        disk, directory = self.opened.disk, self.opened.directory
+        return {"data": disk.free_bytes(directory.path), "log": disk.free_bytes(directory.shards)}
 
     @property
     def directory_id(self) -> str:
@@ -331,7 +358,12 @@ class OwnerBackend:
             sums.add(name, files_of(opened.disk, f"{opened.directory.shards}/{ref.id}"))
             keys = ShardKeys(ref.spec.namespace, ref.spec.topic, ref.partition, opened.settings.metadata.prefix)
             catalog = ShardCatalog(self.metadata, keys, ref.spec.topic_id, clock=opened.clock)
-            sums.add(name, objects_of(catalog.stored()))
+            try:
+                sums.add(name, objects_of(catalog.stored()))
+            except (Corrupt, UnsupportedFormat) as error:
+                if len(specs) == 1:
+                    raise
+                logger.warning("%s: not all objects are counted: %s", ref, error)
         if any(spec.engine is Engine.ROCKSDB for spec in specs):
             sums.add_database(opened.disk, f"{opened.directory.path}/{ROCKSDB}")
         return sums.sums()
@@ -346,15 +378,42 @@ class OwnerBackend:
         """See `WritableBackend`."""
         self.cleanup.clear_moved()
 
+    def erasure_of(self, shard: OwnedShard) -> ShardErasure:
+        """See `WritableBackend`."""
+        opened = self.opened
+        if isinstance(shard, RocksShard):
+            path = f"{opened.directory.path}/{ROCKSDB}"
+            return DatabaseErasure(shard.ref, self.engines.rocksdb, path, opened.disk)
+        if not isinstance(shard, SegmentShard):
+            return NothingLeft()
+        return SegmentErasure(
+            shard,
+            ErasureContext(
+                self.metadata,
+                opened.settings,
+                opened.places,
+                self.objects,
+                opened.directory.shards,
+                opened.disk,
+                opened.clock,
+                self.segments.history.alone_with,
+            ),
+        )
+
     def recover(self, on_progress: Progress) -> Recovered:
         """See `Backend`."""
         # Definitions that are read while changes are followed are remembered: none is read again for its shards.
         self.following.step(FOLLOW_SECONDS)
-        specs = [spec for spec in self.definitions.all_to_use() if spec.engine is not Engine.MEMORY]
+        found = self.definitions.all_to_use()
+        specs = [spec for spec in found.specs if spec.engine is not Engine.MEMORY]
         for spec in specs:
             self.alterations.follow(spec)
         refs = [ref for spec in specs for ref in refs_of(spec)]
-        return self.shards.recover(refs, self.opened.settings.runtime.openers, on_progress)
+        recovered = self.shards.recover(refs, self.opened.settings.runtime.openers, on_progress)
+        undefined = [FailedShard.undefined(name, error) for name, error in found.unreadable.items()]
+        for failed in undefined:
+            logger.error("%s", failed)
+        return replace(recovered, failed=(*recovered.failed, *undefined))
 
     def close(self) -> None:
         """See `Backend`."""
@@ -397,10 +456,18 @@ class OwnerBackend:
 
         So a store that does not answer an export of this shard delays no sync, and no other shard's giving up.
         """
+        if shard.wal.has_left:
+            self.deletions.owner_stopped(shard.ref)
         if self.engines.segment.retire_lost(shard, lambda: self._is_left(shard.ref)):
             self.cleanup.look_for_moved()
+            if shard.is_session_over:
+                self._reopening.ask(shard.ref)
         else:
             self._giving_up.ask(shard)
+
+    def _recover_lost(self, refs: Sequence[ShardRef]) -> Recovered:
+        """Open those of these shards that are still this directory's."""
+        return self.shards.recover(refs, self.opened.settings.runtime.openers, lambda progress: None)
 
     def _is_left(self, ref: ShardRef) -> bool:
         """Have readers and workers leave a shard that another owner has; whether no work on it is under way.
@@ -421,6 +488,9 @@ class OwnerBackend:
     def _adopt_definition(self, shard: OwnedShard) -> None:
         """Bring a shard that was just opened to the topic's present definition. Its lock is held."""
         self.alterations.bring_up_to_date(shard)
+        if self.definitions.known(shard.ref.spec.name) is None:
+            # The deletion may have been seen while nothing here used the topic: then the watch does not show it again.
+            self.following.suspect(shard.ref.spec)
         watch_shard(self.meter, shard)
 
     def _apply_limits(self, spec: TopicSpec) -> None:
@@ -436,15 +506,33 @@ class OwnerBackend:
             self.limits.look_after(defined.spec)
 
     def _leave_deleted(self, spec: TopicSpec) -> bool:
-        """Drop what is kept of a topic that was deleted elsewhere; false while a thread is at one of its shards.
+        """Drop what is kept of a topic that was deleted elsewhere; false while one of its shards is open or opened.
 
-        What is open of it, and its files, the cleanup removes by the notes of the deletion.
+        What is open of it is closed by a worker of its own. Files the cleanup removes by the notes of the deletion.
         """
         registry = self.engines.of(spec).registry
-        if not all(registry.if_idle(ref, partial(self._unowned.forget, ref)) for ref in refs_of(spec)):
+        is_open = [ref for ref in refs_of(spec) if registry.find(spec.topic_id, ref.partition) is not None]
+        for ref in is_open:
+            self._ending.ask(ref)
+        if is_open or not all(registry.if_idle(ref, partial(self._unowned.forget, ref)) for ref in refs_of(spec)):
             return False
         self._forget_topic(spec)
         return True
+
+    def end_deleted(self, ref: ShardRef) -> None:
+        """Stop a shard whose topic another process has deleted, say so to that one, and close it.
+
+        Runs in a thread of its own, for it waits for the thread that commits. Until the shard is closed, the worker
+        that follows definitions asks for it again.
+        """
+        engine = self.engines.of(ref.spec)
+        shard = engine.find(ref)
+        if shard is None:
+            return
+        shard.leave(UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended", topic=ref.spec.name))
+        self.deletions.owner_stopped(ref)
+        if engine.retire_deleted(ref, lambda: self._is_left(ref)):
+            self.cleanup.look_for_moved()
 
     def _forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: nothing that is kept by its id or name stays."""
@@ -454,6 +542,38 @@ class OwnerBackend:
         for ref in refs_of(spec):
             self._unowned.forget(ref)
             self.engines.segment.take_back(ref)
+
+
+def _owner_session(directory: LogDirectory, settings: Settings, metadata: MetadataStore, disk: Disk) -> OwnerSession:
+    """The session of this process. Where a store sees no process die, the one before it here is ended first."""
+    ttl_s = settings.metadata.lease_ttl_s
+    if not settings.metadata.is_served:
+        return OwnerSession(metadata, ttl_s, directory.id)
+    _end_left_session(directory, metadata, disk)
+    return OwnerSession(metadata, ttl_s, directory.id, on_session=partial(_note_session, directory, disk))
+
+
+def _end_left_session(directory: LogDirectory, metadata: MetadataStore, disk: Disk) -> None:
+    """End the session of the process that had this directory before: this one has its lock, so that one is gone.
+
+    Else its shards would be refused here until the session ends by itself, within `metadata.lease_ttl_s`.
+    """
+    session = directory.left_session(disk)
+    if session is None:
+        return
+    try:
+        metadata.end_session(session)
+    except (Unavailable, Indeterminate) as error:
+        logger.warning("session %s of an earlier process here ends by itself, later: %s", session, error)
+
+
+def _note_session(directory: LogDirectory, disk: Disk, session: str) -> None:
+    try:
+        directory.note_session(session, disk)
+    except OSError as error:
+        logger.warning(
+            "%s: a process that follows this one waits for the end of its session: %s", directory.path, error
+        )
 
 
 def _open_metadata(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> MetadataStore:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from forebay.arguments import StoredOffset, checked_position
 from forebay.engines import ReadShard
 from forebay.engines.readonly import FollowedShard
-from forebay.errors import Invalid
+from forebay.errors import Invalid, OffsetOutOfRange
 from forebay.records import EARLIEST, LATEST, Position, Start
+from forebay.shard import SegmentShard
 from forebay.storage.shards import TopicShards
 
 
@@ -50,7 +51,7 @@ class Positions:
         return range(spec.partitions)
 
     def first(self, partition: int, start: Start) -> int:
-        """The offset in the partition that a caller means by `start`; `Invalid` if it lies behind the end."""
+        """The offset in the partition that a caller means by `start`; `OffsetOutOfRange` if it lies behind the end."""
         place = start.get(partition, EARLIEST) if isinstance(start, Mapping) else start
         first = self.resolve(place, partition)
         if not isinstance(place, StoredOffset) and checked_position(place).kind == "offset":
@@ -58,12 +59,17 @@ class Positions:
         return first
 
     def check_start(self, offset: int, partition: int) -> None:
-        """`Invalid` for an offset that a caller has named and that lies behind the end of the partition."""
+        """`OffsetOutOfRange` for an offset that a caller has named and that lies behind the end of the partition."""
         end = self._shards.ask(partition, _end_at_most)
         if offset > end:
-            raise Invalid(
-                f"{self._shards.spec.name}[{partition}] ends at offset {end}, and start is {offset}: start at most "
-                "there, or at LATEST"
+            name = self._shards.spec.name
+            raise OffsetOutOfRange(
+                f"{name}[{partition}] ends at offset {end}, and start is {offset}: start at most there, or at LATEST",
+                topic=name,
+                partition=partition,
+                offset=offset,
+                earliest=self._shards.ask(partition, lambda shard: shard.offsets()).earliest,
+                next=end,
             )
 
     def resolve(self, position: Position | int, partition: int) -> int:
@@ -77,6 +83,13 @@ class Positions:
             found = self._shards.ask(partition, lambda shard: shard.offset_at_time(position.value))
             return found if found is not None else self._shards.ask(partition, lambda shard: shard.published())
         return position.value
+
+
+def lag_end(shard: ReadShard) -> int:
+    """See `ReadShard.lag_end`; history may end in a gap too, so it is looked at if that was not done yet."""
+    if isinstance(shard, SegmentShard):
+        shard.history.know_end()
+    return shard.lag_end()
 
 
 def _end_at_most(shard: ReadShard) -> int:

@@ -65,6 +65,10 @@ class FollowedShards:
             f"{ref} is opened read-only: write in the process that owns the directory, or open the log for writing"
         )
 
+    def take_over(self, ref: ShardRef, accepted_by: str) -> OwnedShard:
+        """Refused."""
+        return self.own(ref)
+
     def ours(self, ref: ShardRef) -> OwnedShard:
         """Refused."""
         return self.own(ref)
@@ -84,7 +88,7 @@ class FollowedShards:
                 f"{spec.name} lives in a RocksDB database, which only the process that owns the directory can "
                 'open: read it there, or keep the topic on engine "segment"'
             )
-        return TopicShards(spec, self, owned=self._owned, readable=self._engine.registry, guard=self._lifetime.guard)
+        return TopicShards(spec, self, owned=self._owned, readable=self._engine.registry, lifetime=self._lifetime)
 
 
 class ReadOnlyBackend:
@@ -166,6 +170,10 @@ class ReadOnlyBackend:
             clock=clock,
             lifetime=lifetime,
         )
+
+    def free_bytes(self) -> dict[str, int]:
+        """See `Backend`: it writes to none."""
+        return {}
 
     @property
     def path(self) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from forebay.appends.callbacks import deferred
 from forebay.engines import OwnedShard
@@ -20,12 +20,17 @@ from forebay.engines.directory import Engines
 from forebay.engines.segment import Acquisition
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.metadata import Entry
-from forebay.topics import Engine, ShardRef
+from forebay.shard.ownership import BATCH_SHARDS
+from forebay.topics import Engine, ShardRef, TopicName, TopicSpec
 
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.02
 """How often the thread that waits for the openers reports what they have done."""
+ACQUIRERS_MAX = 4
+"""Transactions that acquire shards at the same time."""
+NO_TOPIC: Final = "0" * 32
+"""An id that no topic has."""
 Progress: TypeAlias = Callable[[float], None]
 OnBytes: TypeAlias = Callable[[int], None]
 
@@ -36,6 +41,11 @@ class FailedShard(NamedTuple):
     ref: ShardRef
     error: ForebayError
     """Why, with the next step."""
+
+    @classmethod
+    def undefined(cls, name: TopicName, error: ForebayError) -> FailedShard:
+        """Of a topic whose definition cannot be read, so that neither its id nor its partitions are known."""
+        return cls(ShardRef(TopicSpec.create(name, topic_id=NO_TOPIC, created_at=0), 0), error)
 
     def __str__(self) -> str:
         return f"{self.ref}: {self.error}"
@@ -93,7 +103,7 @@ class Recovery:
         `Unavailable` if the metadata store does not answer any more: then no shard can be opened.
         """
         ready: list[Acquisition] = []
-        for count, found in enumerate(self._acquired(refs, states), 1):
+        for count, found in enumerate(self._acquired(refs, states, openers), 1):
             if found.error is not None:
                 self._fail(found.ref, found.error)
             elif found.opening is not None:
@@ -108,10 +118,8 @@ class Recovery:
         failed = sorted(self._failed, key=lambda one: (str(one.ref.spec.name), one.ref.partition))
         return Recovered(opened=len(self._opened), failed=tuple(failed))
 
-    def _acquired(self, refs: Sequence[ShardRef], states: Mapping[str, Entry]) -> Iterable[Acquisition]:
-        yield from self._engines.segment.acquire_many(
-            [ref for ref in refs if ref.spec.engine is Engine.SEGMENT], states
-        )
+    def _acquired(self, refs: Sequence[ShardRef], states: Mapping[str, Entry], threads: int) -> Iterable[Acquisition]:
+        yield from self._acquired_together([ref for ref in refs if ref.spec.engine is Engine.SEGMENT], states, threads)
         rocksdb = self._engines.rocksdb
         for ref in [ref for ref in refs if ref.spec.engine is not Engine.SEGMENT]:
             try:
@@ -121,6 +129,25 @@ class Recovery:
             else:
                 # Each is acquired when it is opened: its records are here alone, and there are few of them.
                 yield Acquisition(ref, opening=self._open_in_database if is_here else None)
+
+    def _acquired_together(
+        self, refs: Sequence[ShardRef], states: Mapping[str, Entry], threads: int
+    ) -> Iterable[Acquisition]:
+        """Acquire many shards in each transaction, and several transactions at a time: each waits for the store."""
+        segment, done = self._engines.segment, deque[Acquisition]()
+        segment.registry.check_open()
+        is_alive = segment.living_owners(refs, states)
+
+        def batch(first: int, on_done: OnBytes) -> None:
+            found = list(segment.acquire_many(refs[first : first + BATCH_SHARDS], states, is_alive))
+            done.extend(found)
+            on_done(len(found))
+
+        work = [partial(batch, first) for first in range(0, len(refs), BATCH_SHARDS)]
+        for _ in Openers(work, min(threads, ACQUIRERS_MAX)).run():
+            while done:
+                yield done.popleft()
+        yield from done
 
     def _open_in_database(self, ref: ShardRef, on_bytes: OnBytes) -> OwnedShard:
         if self._is_elsewhere(ref):

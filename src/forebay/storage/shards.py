@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from forebay.appends.callbacks import deferred
 from forebay.arguments import checked_partition
 from forebay.catalog import read_state, state_entries
 from forebay.definitions import Definitions
-from forebay.disk.forks import FORKS, ForkGuard
+from forebay.disk.forks import FORKS
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, UnownedShards
 from forebay.engines.directory import Engines
+from forebay.engines.readonly import FollowedShard
 from forebay.errors import Closed, Corrupt, Moved, Unavailable, UnknownTopic, UnsupportedFormat
 from forebay.format.metadata.keys import state_key
 from forebay.metadata import MetadataStore
@@ -48,9 +50,13 @@ class Shards(Protocol):
     def own(self, ref: ShardRef) -> OwnedShard:
         """The shard, owned by this process and opened by the definition that its topic has now.
 
-        Acquires the shard if this process does not own it, which takes it over from an owner that is gone: for
-        appends, other writes, and callers who ask for it by name. `Unsupported` on a log that is opened read-only.
+        Acquires the shard if this process does not own it: for appends, other writes, and callers who ask for it by
+        name. Takes it over from an owner that is gone, unless that one may have records that history lacks:
+        `Unavailable` then, but where the topic allows the loss. `Unsupported` on a log that is opened read-only.
         """
+
+    def take_over(self, ref: ShardRef, accepted_by: str) -> OwnedShard:
+        """As `own`, for an operator who accepts that what the last holder has not exported is lost."""
 
     def ours(self, ref: ShardRef) -> OwnedShard:
         """As `own`, for background work: `Unavailable` if another directory holds the shard."""
@@ -75,7 +81,7 @@ class TopicShards:
     In a forked child every call raises `Closed`, before it takes a lock.
     """
 
-    __slots__ = ("_guard", "_owned", "_readable", "_shards", "_topic_id", "spec")
+    __slots__ = ("_guard", "_owned", "_readable", "_shards", "_topic_id", "check_open", "spec")
 
     def __init__(
         self,
@@ -84,7 +90,7 @@ class TopicShards:
         *,
         owned: OpenShards[OwnedShard],
         readable: OpenShards[ReadShard],
-        guard: ForkGuard,
+        lifetime: Lifetime,
     ) -> None:
         self.spec = spec
         """The definition that shards are opened by."""
@@ -92,7 +98,9 @@ class TopicShards:
         self._shards = shards
         self._owned = owned
         self._readable = readable
-        self._guard = guard
+        self._guard = lifetime.guard
+        self.check_open = lifetime.check
+        """`Closed` once the log is closed, and in a forked child."""
 
     def own(self, partition: int) -> OwnedShard:
         """The shard of a partition, owned by this process; see `Shards.own`."""
@@ -111,6 +119,13 @@ class TopicShards:
         """The shard of a partition, if this process owns it and has it open. Takes no lock."""
         self._guard.check("this log")
         return self._owned.find(self._topic_id, partition)
+
+    def serves(self, partition: int, shard: ReadShard) -> bool:
+        """Whether this shard answers for the partition now, and no other does, nor none. Takes no lock."""
+        owned = self._owned.find(self._topic_id, partition)
+        if isinstance(shard, FollowedShard):
+            return owned is None and not shard.is_over
+        return owned is shard
 
     def ask(self, partition: int, call: Callable[[ReadShard], T]) -> T:
         """What the shard of a partition answers to a caller who only looks; `Invalid` if there is no such partition."""
@@ -184,7 +199,7 @@ class OwnerShards:
     def of_topic(self, spec: TopicSpec) -> TopicShards:
         """See `Shards`."""
         registry: OpenShards[OwnedShard] = self._engines.of(spec).registry
-        return TopicShards(spec, self, owned=registry, readable=registry, guard=self._lifetime.guard)
+        return TopicShards(spec, self, owned=registry, readable=registry, lifetime=self._lifetime)
 
     def own(self, ref: ShardRef) -> OwnedShard:
         """See `Shards`; `Moved` if it is not open and `may_own` refuses it."""
@@ -194,6 +209,15 @@ class OwnerShards:
         engine = self._engines.of(ref.spec)
         with deferred(), engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._opened(engine.open_shard, self._current(ref))
+
+    def take_over(self, ref: ShardRef, accepted_by: str) -> OwnedShard:
+        """See `Shards`; `Moved` if it is not open and `may_own` refuses it. Topics of the segment engine alone."""
+        found = self._found_or_allowed(ref)
+        if found is not None:
+            return found
+        engine = self._engines.segment
+        with deferred(), engine.registry.lock(ref.spec.topic_id, ref.partition):
+            return self._opened(partial(engine.open_accepting_loss, by=accepted_by), self._current(ref))
 
     def ours(self, ref: ShardRef) -> OwnedShard:
         """See `Shards`; `Moved` if it is not open and `may_own` refuses it."""

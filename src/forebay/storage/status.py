@@ -75,6 +75,11 @@ def partition_statuses(shards: Iterable[OwnedShard]) -> tuple[PartitionStatus, .
     return tuple(found)
 
 
+def lag_ends(shards: Iterable[OwnedShard]) -> dict[tuple[str, int], int]:
+    """Where lag ends in these partitions, by topic and partition."""
+    return {(str(shard.ref.spec.name), shard.ref.partition): shard.lag_end() for shard in shards}
+
+
 def watch_shard(meter: LogMeter, shard: OwnedShard) -> None:
     """Add up what an open shard counts, from its opening on. Harmless when repeated."""
     spec = shard.ref.spec

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from types import TracebackType
@@ -13,6 +15,7 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock, SystemClock
 from forebay.directory import IN_MEMORY
 from forebay.disk import Disk, SystemDisk
+from forebay.disk.machine import user_and_host
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsupported
 from forebay.format.metadata.descriptor import ShardState
@@ -20,7 +23,9 @@ from forebay.lifecycle import close_with_process, closed
 from forebay.loads.service import Loads
 from forebay.loads.topic import TopicLoads
 from forebay.metadata import MetadataStore
+from forebay.meter import Metric, Sample
 from forebay.partitioning import check_partition
+from forebay.progress import is_reserved
 from forebay.records import check_offset
 from forebay.settings import Settings
 from forebay.shard.directories import directory_name
@@ -29,19 +34,22 @@ from forebay.shard.seal import OnFile
 from forebay.storage.backend import Backend, WritableBackend
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.cursors import Group
+from forebay.storage.erasure.answer import Erasure
+from forebay.storage.erasure.topic import copies_of, erase
 from forebay.storage.in_memory import InMemoryBackend
+from forebay.storage.lags import Lags
 from forebay.storage.lifetime import Closing, Lifetime
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
 from forebay.storage.recorded import RecordedShard, check_held_here, check_not_arrived, recorded_shards
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.segments import SegmentPage, segment_page
-from forebay.storage.status import LogStatus, gauges, partition_statuses
+from forebay.storage.status import LogStatus, gauges, lag_ends, partition_statuses
 from forebay.storage.subscriptions import Subscriptions
 from forebay.storage.topic import Topic
 from forebay.storage.usage import TierUsage
 from forebay.storage.views import TopicViews
-from forebay.topics import ShardRef, TopicChanges, TopicLimits, TopicName, TopicSpec, refs_of
+from forebay.topics import ShardRef, SubscriptionSpec, TopicChanges, TopicLimits, TopicName, TopicSpec, refs_of
 from forebay.workers import WorkerStatus
 
 
@@ -68,6 +76,10 @@ class Storage:
         self._subscriptions = Subscriptions(
             backend.subscriptions, backend.cursors, settings, clock, self, backend.meter
         )
+        self._lags = Lags(
+            backend.cursors, backend.subscriptions, self, backend.meter, clock, free_bytes=backend.free_bytes
+        )
+        backend.background.add(self._lags.worker)
 
     @classmethod
     def open(
@@ -139,8 +151,10 @@ class Storage:
         `rocksdb` or `memory`; `compression` `none` or `zstd[:level]`. Each partition keeps `cap_records`, `cap_bytes`
         and `ttl_ms`; at a cap it discards old records, or with `on_full="reject_new"` refuses new ones. With
         `cleanup="compact"` records older than `compact_lag_ms` end once a later one has their key. `dispatch` says how
-        its subscriptions deliver: `reliable` (at least once) or `non_reliable` (at most once). If it fails, the topic
-        is not there.
+        its subscriptions deliver: `reliable` (at least once) or `non_reliable` (at most once). With `on_owner_loss`
+        `wait` (the default, but in class `memory`) a partition whose owner is gone with records that were not exported
+        waits for it; with `take_over` the next write elsewhere goes on without them. If it fails, the topic is not
+        there.
         """
         backend = self._writable()
         if durability is None and engine is None:
@@ -208,11 +222,12 @@ class Storage:
         Files that cannot be removed now are removed later, in the background.
         """
         backend = self._writable()
-        spec = backend.definitions.begin_deletion(TopicName.parse(name))
+        parsed = TopicName.parse(name)
+        specs = backend.definitions.begin_deletion(parsed)
         # Waits for work on these shards, so for a store.
-        for ref in refs_of(spec):
+        for ref in [ref for spec in specs for ref in refs_of(spec)]:
             backend.forget(ref)
-        backend.deletions.finish(spec.name)
+        backend.deletions.finish(parsed)
 
     def seal_topic(
         self,
@@ -241,12 +256,49 @@ class Storage:
         spec = backend.definitions.get(TopicName.parse(name))
         backend.moves_of(spec).take_back(spec)
 
+    def take_over(
+        self, name: str | TopicName, partition: int = 0, *, accept_loss: bool = False, by: str | None = None
+    ) -> ShardState:
+        """Own a partition here whose owner is gone; its recorded state on return.
+
+        Where the directory that had it last may hold records that history lacks, they are given up for good, which
+        needs `accept_loss`: `Unavailable` without it, with the directory and the offsets. `by`, by default the user of
+        this process and the machine, is recorded with the time and the offsets. `Moved` while the owner lives.
+        """
+        backend = self._writable()
+        spec = backend.definitions.get(TopicName.parse(name))
+        check_partition(checked_partition(partition), spec.partitions)
+        if not accept_loss and by is not None:
+            raise Invalid("by says who accepts a loss: pass accept_loss=True with it, or leave it out")
+        accepted_by = (by or user_and_host()) if accept_loss else None
+        return backend.moves_of(spec).take_over(ShardRef(spec, partition), accepted_by)
+
     def export_topic(
         self, name: str | TopicName, on_file: OnFile | None = None, *, accept_damage: bool = False
     ) -> None:
         """On return everything appended before is history. For damage see `seal_topic`."""
         backend, topic = self._writable(), self.topic(name)
         backend.moves_of(topic.spec).export(topic, on_file, accept_damage=accept_damage)
+
+    def erase_key(self, name: str | TopicName, key: bytes, *, now: bool = False) -> Erasure:
+        """Delete every record of a key in all partitions, and say where bytes of such records still lie.
+
+        From the deletion on no reader gets them. `remains` names every file and object that holds bytes of records
+        with this key that were deleted, now or before, or that may hold some; each call looks for it again.
+        With `now` this process rewrites what it may, without Spark, and removes the old files and objects at once:
+        a query that was planned on them fails, and is to be begun again. May be repeated after any failure.
+        """
+        backend, topic = self._writable(), self.topic(name)
+        erased = erase(topic, key, now=now, erasure_of=backend.erasure_of)
+        prefix = self.settings.metadata.prefix
+        return replace(erased, copies=copies_of(topic.spec.name, key, backend.metadata, prefix, self._subscribed))
+
+    def _subscribed(self, name: str) -> list[SubscriptionSpec]:
+        """The subscriptions of a topic; none if it is not there any more."""
+        try:
+            return self._backend.subscriptions.of_topic(self.topic(name).spec)
+        except UnknownTopic:
+            return []
 
     def run_retention(self, name: str | TopicName | None = None) -> Retained:
         """Apply caps, times to live, key compaction and local retention now, to one topic or to all of this directory.
@@ -367,9 +419,19 @@ class Storage:
         return Group(name, self.topic, self._definition, self._backend.cursors)
 
     def groups(self) -> list[str]:
-        """The names of all groups and readers that have committed anywhere."""
+        """The names of all groups and readers that have committed anywhere, but for those of `reserved_readers`."""
         self._lifetime.check()
-        return self._backend.cursors.names()
+        return self.groups_below(("",))
+
+    def groups_below(self, prefixes: Sequence[str]) -> list[str]:
+        """As `groups`, in the topics whose name, and a slash, begins with one of these. Reads nothing of others."""
+        self._lifetime.check()
+        return [name for name in self._backend.cursors.names(prefixes) if not is_reserved(name)]
+
+    def reserved_readers(self) -> list[str]:
+        """The names of the readers with a cursor anywhere that are Forebay's own: of routers, copies and replays."""
+        self._lifetime.check()
+        return [name for name in self._backend.cursors.names() if is_reserved(name)]
 
     def recover(self, on_progress: Progress | None = None) -> Recovered:
         """Open every shard of this directory now rather than at its first use, and apply its limits from now on.
@@ -389,10 +451,15 @@ class Storage:
         return self._backend.background.status()
 
     def status(self) -> LogStatus:
-        """How the log fares: open partitions, background workers, counters. Opens nothing and asks no other machine."""
+        """How the log fares: open partitions, background workers, counters. Opens nothing and asks no other machine.
+
+        Lags of cursors are some seconds old, for a worker looks at the metadata store; the first call waits for that,
+        a second at most.
+        """
         self._lifetime.check()
         backend = self._backend
-        found = partition_statuses(backend.shards.all())
+        shards = backend.shards.all()
+        found = partition_statuses(shards)
         workers = backend.background.status()
         return LogStatus(
             path=backend.path,
@@ -404,6 +471,8 @@ class Storage:
                 *backend.meter.samples(),
                 *gauges(found, workers, self._clock.now_ms()),
                 *self._subscriptions.gauges(),
+                *self._lags.samples(lag_ends(shards), self._subscriptions.standing()),
+                Sample(Metric.DISK_FREE_BYTES_MIN, (), self.settings.wal.free_bytes_min),
             ),
         )
 

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from forebay.clock import Clock
-from forebay.disk.forks import ForkGuard
 from forebay.engines import ReadShard
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page
@@ -62,9 +61,11 @@ class Stream(Generic[T]):
     For one thread at a time. Holds no more than one page, of which it makes the rows of one batch at a time.
     """
 
-    def __init__(self, source: PageSource[T]) -> None:
+    def __init__(self, source: PageSource[T], check_open: Callable[[], None]) -> None:
+        """`check_open` raises `Closed` once the log is closed. A loop over rows asks it before each page alone."""
         self._source = source
-        self._guard = ForkGuard()
+        self._check_open: Callable[[], None] | None = check_open
+        """Until the stream itself is closed."""
         self._rows: Iterator[T] = iter(())
 
     def __iter__(self) -> Iterator[T]:
@@ -72,6 +73,8 @@ class Stream(Generic[T]):
         return chain.from_iterable(self._pages())
 
     def __next__(self) -> T:
+        if self._check_open is not None:
+            self._check_open()
         for row in self._rows:
             return row
         return next(iter(self))
@@ -80,7 +83,8 @@ class Stream(Generic[T]):
         while True:
             # An iterator of the stream's own: a loop that is left in the middle of a page skips nothing.
             yield self._rows
-            self._guard.check("this stream")
+            if self._check_open is not None:
+                self._check_open()
             rows = self._source.next_page()
             if rows is None:
                 return
@@ -88,13 +92,15 @@ class Stream(Generic[T]):
 
     def next_page(self) -> list[T]:
         """The rest of the present page, or the next one; empty at the end."""
-        self._guard.check("this stream")
+        if self._check_open is not None:
+            self._check_open()
         while not (page := list(self._rows)) and (rows := self._source.next_page()) is not None:
             self._rows = rows
         return page
 
     def close(self) -> None:
         """End the stream; harmless when repeated."""
+        self._check_open = None
         self._source.close()
         self._rows = iter(())
 

@@ -23,19 +23,28 @@ from forebay.appends.queue import record_bytes
 from forebay.arguments import SESSION_TIMEOUT_MS, checked_seconds, checked_session_timeout_ms
 from forebay.clock import Clock
 from forebay.engines import ReadShard
-from forebay.errors import Closed, Conflict, ForebayError, Indeterminate, Invalid, Unavailable, UnknownSubscription
+from forebay.errors import Closed, Conflict, Indeterminate, Invalid, Unavailable, UnknownSubscription
 from forebay.locks import Rank, RankedLock
 from forebay.meter import Labels, LogMeter, Metric, Sample
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
-from forebay.progress import Progress, ReaderName
+from forebay.progress import Progress, ReaderName, check_not_reserved
 from forebay.records import LATEST, DeliveredRecord, PeekedPage, Record, Start, SubscriptionLag
 from forebay.settings import Settings
 from forebay.storage.cursors import Cursors
-from forebay.storage.deadletters import AloneAt, DeadLetters, DeadLetterSender, LogTopics, ensure_topic
+from forebay.storage.deadletters import AloneAt, DeadLetters, DeadLetterSender, LetterSecrets, LogTopics, ensure_topic
+from forebay.subscriptions.ahead import TakenAhead
 from forebay.subscriptions.cursor import acked_of, window_of
 from forebay.subscriptions.deadletters import checked_error
 from forebay.subscriptions.definitions import SubscriptionStore
-from forebay.subscriptions.dispatch import Claimed, Dispatch, KeptPage, ServedPartition, records_of, slots_of
+from forebay.subscriptions.dispatch import (
+    Claimed,
+    Dispatch,
+    KeptPage,
+    ServedPartition,
+    WantedPage,
+    records_of,
+    slots_of,
+)
 from forebay.topics import (
     SubscriptionChanges,
     SubscriptionMode,
@@ -56,14 +65,11 @@ LOOK_S: Final = 0.5
 """So often a consumer looks unasked: for records, partitions that were added, and shards that were opened again."""
 PEEKED_BYTES_MAX: Final = 4 * 1024 * 1024
 """About what a look at the first records brings; one record at least."""
-LEFT_MAX: Final = 100_000
-"""Of so many subscriptions whose consumers have left it is known where they stand."""
 UNACKED_MAX: Final = 1_000
 TAKE_MAX: Final = LOOP_RECORDS_MAX
 _GAUGES: Final = (
     Metric.SUBSCRIPTION_CONSUMERS,
     Metric.SUBSCRIPTION_HELD,
-    Metric.SUBSCRIPTION_LAG,
     Metric.SUBSCRIPTION_SPENT,
 )
 
@@ -82,6 +88,7 @@ class Subscriptions:
     ) -> None:
         """`topics` are those of the log: dead letters go to others than the one that is subscribed to."""
         self.meter = meter
+        self.letter_secrets = LetterSecrets(store)
         self._store = store
         self._cursors = cursors
         self._topics = topics
@@ -93,14 +100,13 @@ class Subscriptions:
         self._lock = RankedLock(Rank.LEAF, "storage.subscriptions")
         self._drivers: weakref.WeakValueDictionary[str, SubscriptionDriver] = weakref.WeakValueDictionary()
         """By the id of the subscription: all its handles and consumers in this process share one."""
-        self._left: dict[str, _LeftSubscription] = {}
-        """By the id of the subscription, those whose last consumer has left."""
         self._revision = 0
         self._revision_at = -LOOK_S
         """When the revision was asked for last."""
 
     def open(self, topic: Topic, name: str, start: Start, options: SubscriptionOptions) -> Subscription:
         """The subscription of this name, created if it is not there; `Conflict` if it is and has other options."""
+        check_not_reserved(name)
         reader = ReaderName.of(topic.spec.namespace, topic.spec.topic, name)
         wanted = SubscriptionSpec.create(
             topic.spec,
@@ -150,6 +156,7 @@ class Subscriptions:
             topic,
             self._topics,
             AloneAt(self._busy, self._lock, topic.name),
+            self.letter_secrets,
             bytes_max=self._replay_bytes_max,
             origin=None if origin is None else (f"{origin.namespace}/{origin.topic}", origin.name),
         )
@@ -164,45 +171,31 @@ class Subscriptions:
         return self.dead_letters(self._topics.topic(spec.dead_letter_topic), spec)
 
     def gauges(self) -> list[Sample]:
-        """What is so now of the subscriptions that have or had consumers in this process. From memory alone.
+        """What is so now of the subscriptions that have consumers in this process. From memory alone.
 
-        Those of topics that get numbers of their own have the label `topic`.
+        Those of topics that get numbers of their own have the label `topic`. For lags see `Lags`.
         """
         with self._lock:
-            drivers, left = list(self._drivers.values()), list(self._left.values())
+            drivers = list(self._drivers.values())
         sums: dict[Labels, Counter[Metric]] = {(): Counter()}
         for driver in drivers:
             found = sums.setdefault(self.meter.topic_label(driver.topic.name), Counter())
             found[Metric.SUBSCRIPTION_CONSUMERS] += len(driver.dispatch.consumers)
-            for number, stands in driver.dispatch.standing().items():
-                found[Metric.SUBSCRIPTION_LAG] += _lag(driver.topic, number, stands.cursor, stands.done_above)
+            for stands in driver.dispatch.standing().values():
                 found[Metric.SUBSCRIPTION_HELD] += stands.held
                 found[Metric.SUBSCRIPTION_SPENT] += stands.spent
-        for topic, places in left:
-            found = sums.setdefault(self.meter.topic_label(topic.name), Counter())
-            for number, (cursor, done_above) in places.items():
-                found[Metric.SUBSCRIPTION_LAG] += _lag(topic, number, cursor, done_above)
         return [Sample(metric, labels, found[metric]) for labels, found in sums.items() for metric in _GAUGES]
 
-    def note_left(self, subscription_id: str, topic: Topic, places: Mapping[int, tuple[int, int]]) -> None:
-        """The last consumer of a subscription has left: where each partition stands, and what is done above that.
-
-        Without places, it has consumers again, or is no more.
-        """
+    def standing(self) -> dict[tuple[str, str], dict[int, tuple[int, int]]]:
+        """Where the subscriptions with consumers here stand, by topic and name: cursor and what is done above it."""
         with self._lock:
-            self._left.pop(subscription_id, None)
-            if places:
-                self._left[subscription_id] = _LeftSubscription(topic, dict(places))
-            while len(self._left) > LEFT_MAX:
-                del self._left[next(iter(self._left))]
-
-    def note_sought(self, subscription_id: str, offsets: Mapping[int, int]) -> None:
-        """A subscription without consumers was moved to these places."""
-        with self._lock:
-            left = self._left.get(subscription_id)
-            if left is not None:
-                moved = {number: (offset, 0) for number, offset in offsets.items()}
-                self._left[subscription_id] = left._replace(places=left.places | moved)
+            drivers = list(self._drivers.values())
+        return {
+            (driver.topic.name, driver.spec.name): {
+                number: (stands.cursor, stands.done_above) for number, stands in driver.dispatch.standing().items()
+            }
+            for driver in drivers
+        }
 
     def revision(self) -> int:
         """What changes with each subscription that is created or changed, in whichever process; some LOOK_S old.
@@ -222,7 +215,7 @@ class Subscriptions:
 
     def end(self, spec: SubscriptionSpec, partitions: int) -> None:
         """Remove the cursors and then the definition of a subscription that is marked as ending. May be repeated."""
-        self._cursors.forget(ReaderName(spec.namespace, spec.topic, spec.name), partitions)
+        self._cursors.forget(ReaderName(spec.namespace, spec.topic, spec.name), partitions, spec.subscription_id)
         self._store.remove(spec)
 
     def _driver(self, topic: Topic, spec: SubscriptionSpec) -> SubscriptionDriver:
@@ -236,27 +229,19 @@ class Subscriptions:
         return driver
 
 
-class _LeftSubscription(NamedTuple):
-    """A subscription that had consumers: by partition, its cursor and how much is done above."""
+class Fetched(NamedTuple):
+    """Records that are on their way to a consumer, as `SubscriptionDriver.fetch` found them."""
 
-    topic: Topic
-    places: dict[int, tuple[int, int]]
-
-
-def _lag(topic: Topic, partition: int, cursor: int, done_above: int) -> int:
-    """How many offsets are not done; 0 where this process does not have the partition open."""
-    try:
-        shard = topic.shard_if_open(partition)
-    except ForebayError:
-        # The topic is no more.
-        return 0
-    return 0 if shard is None else max(0, shard.reach().head - cursor - done_above)
+    claim: Claimed
+    records: dict[int, Record]
+    """By offset; what is not here does not exist any more."""
 
 
 class SubscriptionDriver:
     """Reads records for one subscription, delivers them, and stores how far it has come. Safe for threads.
 
-    Whatever waits for disk or metadata runs in the caller's thread. `pull_cached` never waits: it is for event loops.
+    Whatever waits for disk or metadata runs in the caller's thread. `fetch_cached`, `deliver` and `give_back` never
+    wait: they are for event loops.
     """
 
     def __init__(
@@ -276,9 +261,9 @@ class SubscriptionDriver:
         self.dispatch = Dispatch(spec, clock, is_lossy=is_lossy)
         self.clock = clock
         self._topics = topics
+        self._subscriptions = subscriptions
         self._sender: DeadLetterSender | None = None
         self._send_to(spec.dead_letter_topic)
-        self._subscriptions = subscriptions
         self._store = store
         self._cursors = cursors
         self._careful_ms = careful_ms
@@ -302,6 +287,7 @@ class SubscriptionDriver:
     def attach(self, name: str, unacked_max: int) -> int:
         """Attach a consumer to all partitions or to none; its number. Acquires the shards that are not owned yet."""
         with self._attaching:
+            self._end_left()
             # A handle may outlive its subscription, and another process may have changed it.
             revision = self._subscriptions.revision()
             self._adopt(self._store.current(self.spec))
@@ -309,18 +295,12 @@ class SubscriptionDriver:
             if self._sender is not None:
                 self._sender.create_topic()
             number = self.dispatch.attach(name, unacked_max)
-            self._note_left({})
             try:
                 self._serve()
             except BaseException:
                 self._detach(number)
                 raise
         return number
-
-    def _note_left(self, places: Mapping[int, tuple[int, int]]) -> None:
-        """See `Subscriptions.note_left`. What is delivered at most once has no place."""
-        if not self.dispatch.is_lossy:
-            self._subscriptions.note_left(self.spec.subscription_id, self.topic, places)
 
     def detach(self, consumer: int) -> None:
         """A consumer leaves. When the last one has left, everything that was acknowledged is stored on return."""
@@ -330,15 +310,24 @@ class SubscriptionDriver:
     def _detach(self, consumer: int) -> None:
         is_last = self.dispatch.detach(consumer)
         self.note(self.dispatch.partitions)
-        if not is_last:
-            return
+        if is_last:
+            self._end_serving()
+
+    def _end_left(self) -> None:
+        """Have windows end whose consumers were dropped without being closed. `_attaching` is held.
+
+        What is stored speaks for the subscription from here on: it may be moved, altered or deleted.
+        """
+        if self.dispatch.partitions and not self.dispatch.consumers:
+            self.note(self.dispatch.partitions)
+            self._end_serving()
+
+    def _end_serving(self) -> None:
+        """No consumer is left: serve no partition, and store where all of them stand. `_attaching` is held."""
         if self._sender is not None:
             self._sender.send()
         for number in list(self._wired):
             self._unwire(number)
-        self._note_left(
-            {number: (stands.cursor, stands.done_above) for number, stands in self.dispatch.standing().items()}
-        )
         self.dispatch.unserve()
         self._partitions_served = 0
         try:
@@ -359,12 +348,21 @@ class SubscriptionDriver:
     # Records
 
     def pull(self, consumer: int, count: int, bytes_max: int | None = None) -> list[DeliveredRecord]:
-        """Up to `count` records that are due for the consumer, without waiting for more to come.
+        """Up to `count` records that are due for the consumer, without waiting for more to come. See `fetch`."""
+        while fetched := self.fetch(consumer, count, bytes_max):
+            found = self.deliver(consumer, fetched)
+            if found:
+                return found
+        return []
 
-        Of about `bytes_max` bytes at most, one at least: no more are read for it, and the others stay due.
+    def fetch(self, consumer: int, count: int, bytes_max: int | None = None) -> list[Fetched]:
+        """Up to `count` records that are due for the consumer, without waiting for more to come; none if none is due.
+
+        Of about `bytes_max` bytes at most, one at least: no more are read for it, and the others stay due. They are
+        delivered by `deliver`; a caller that does not come to that calls `give_back`.
         """
         if self.clock.monotonic() >= self._look_at:
-            self._look()
+            self._look(consumer)
         self._catch_up()
         while True:
             if self._sender is not None:
@@ -376,14 +374,14 @@ class SubscriptionDriver:
                 wanted = self.dispatch.wanted(consumer)
                 if wanted is None:
                     return []
-                self._read(*wanted, count)
+                self._read(wanted, count)
                 continue
-            found = self._delivered(consumer, claimed, bytes_max)
-            if found:
-                return found
+            fetched = self._fetched(consumer, claimed, bytes_max)
+            if fetched:
+                return fetched
 
-    def pull_cached(self, consumer: int, count: int, bytes_max: int | None = None) -> list[DeliveredRecord] | None:
-        """As `pull`, from memory alone; `None` where `pull` has to be asked in a thread that may wait."""
+    def fetch_cached(self, consumer: int, count: int, bytes_max: int | None = None) -> list[Fetched] | None:
+        """As `fetch`, from memory alone; `None` where `fetch` has to be asked in a thread that may wait."""
         is_stored_first = self.dispatch.is_careful() and self.dispatch.has_work()
         if self._claims_look() or is_stored_first or self._has_letters():
             return None
@@ -392,18 +390,26 @@ class SubscriptionDriver:
             wanted = self.dispatch.wanted(consumer)
             if wanted is None:
                 return []
-            if not self._read_cached(*wanted, count):
+            if not self._read_cached(wanted, count):
                 return None
         found = [(claim, self._at_hand(claim)) for claim in claimed]
-        if any(len(records) < len(claim.offsets) for claim, records in found):
-            for claim in claimed:
-                self.dispatch.give_back(consumer, claim.partition, claim.offsets)
+        if any(claim.is_careful or len(records) < len(claim.offsets) for claim, records in found):
+            self.dispatch.give_back(consumer, claimed)
             return None
         at_hand = {claim.partition: records for claim, records in found}
-        found = self._cut(consumer, claimed, lambda claim, _: at_hand[claim.partition], bytes_max)
-        self.note(claim.partition for claim, _ in found)
-        self._deliver_once(claim for claim, _ in found)
-        return self._counted_deliveries(found)
+        fetched = self._cut(consumer, claimed, lambda claim, _: at_hand[claim.partition], bytes_max)
+        self.note(one.claim.partition for one in fetched)
+        return fetched
+
+    def deliver(self, consumer: int, fetched: Sequence[Fetched]) -> list[DeliveredRecord]:
+        """Give the consumer what was fetched, and is still to be its own. Never waits."""
+        records = {id(one.claim.served): one.records for one in fetched}
+        handed = self.dispatch.hand_over(consumer, [one.claim for one in fetched])
+        if self.dispatch.is_lossy:
+            # Where records are delivered at most once, they are done, whatever becomes of them.
+            for claim in handed:
+                self.dispatch.gone(claim.served, claim.offsets)
+        return self._counted_deliveries([Fetched(claim, records[id(claim.served)]) for claim in handed])
 
     def _has_letters(self) -> bool:
         """Whether dead letters are to be sent now."""
@@ -411,61 +417,57 @@ class SubscriptionDriver:
 
     def _catch_up(self) -> None:
         """Where records are delivered at most once: leave out what lies too far behind."""
-        for number, shard in self._open_and_lossy():
-            self.dispatch.catch_up(number, shard.published())
+        for served, shard in self._open_and_lossy():
+            self.dispatch.catch_up(served, shard.published())
 
     def _catch_up_cached(self) -> None:
         """As `_catch_up`, by what can be read now: what is only queued is not written, a thread does that."""
-        for number, shard in self._open_and_lossy():
-            self.dispatch.catch_up(number, shard.reach().head)
+        for served, shard in self._open_and_lossy():
+            self.dispatch.catch_up(served, shard.reach().head)
             # Where more is queued, memory has not got it, and so a thread is asked.
-            self.dispatch.has_more(number)
+            served.has_news = True
 
-    def _open_and_lossy(self) -> Iterator[tuple[int, ReadShard]]:
+    def _open_and_lossy(self) -> Iterator[tuple[ServedPartition, ReadShard]]:
         """The open shards of a topic whose records are delivered at most once; none of another topic."""
         if self.dispatch.is_lossy:
-            for number in self.dispatch.partitions:
+            for number, served in self.dispatch.partitions.items():
                 shard = self.topic.shard_if_open(number)
                 if shard is not None:
-                    yield number, shard
+                    yield served, shard
 
-    def _deliver_once(self, claimed: Iterable[Claimed]) -> None:
-        """Where records are delivered at most once: these are done, whatever becomes of them."""
-        if self.dispatch.is_lossy:
-            for claim in claimed:
-                self.dispatch.gone(claim.partition, claim.offsets)
-
-    def _read(self, partition: int, offset: int, count: int) -> None:
+    def _read(self, wanted: WantedPage, count: int) -> None:
         """Read on behind the window of a partition."""
+        number = wanted.served.number
         try:
-            ended = self._ended(partition)
+            ended = self._ended(number)
             page, reach = self.topic.batch_page(
-                partition, offset, records_max=max(count, LOOP_RECORDS_MAX), bytes_max=PAGE_BYTES
+                number, wanted.offset, records_max=max(count, LOOP_RECORDS_MAX), bytes_max=PAGE_BYTES
             )
-            self._offer(partition, KeptPage(page, ended), reach.head)
+            self._offer(wanted, KeptPage(page, ended), reach.head)
         except BaseException:
-            self.dispatch.has_more(partition)
+            wanted.served.has_news = True
             raise
 
-    def _read_cached(self, partition: int, offset: int, count: int) -> bool:
+    def _read_cached(self, wanted: WantedPage, count: int) -> bool:
         """As `_read`, from memory alone; false if memory has not got it."""
+        number = wanted.served.number
         try:
-            ended = self._ended(partition)
+            ended = self._ended(number)
             found = self.topic.batch_page_cached(
-                partition, offset, records_max=max(count, LOOP_RECORDS_MAX), bytes_max=PAGE_BYTES
+                number, wanted.offset, records_max=max(count, LOOP_RECORDS_MAX), bytes_max=PAGE_BYTES
             )
             if found is None:
-                self.dispatch.has_more(partition)
+                wanted.served.has_news = True
                 return False
-            self._offer(partition, KeptPage(found[0], ended), found[1].head)
+            self._offer(wanted, KeptPage(found[0], ended), found[1].head)
         except BaseException:
-            self.dispatch.has_more(partition)
+            wanted.served.has_news = True
             raise
         return True
 
-    def _offer(self, partition: int, kept: KeptPage, head: int) -> None:
+    def _offer(self, wanted: WantedPage, kept: KeptPage, head: int) -> None:
         slots = slots_of(kept.page) if self.spec.mode is SubscriptionMode.KEY_SHARED else None
-        self.dispatch.offer(partition, kept, head, slots)
+        self.dispatch.offer(wanted, kept, head, slots)
 
     def _ended(self, partition: int) -> object:
         """What has ended in the shard that is open; equal to nothing where none is."""
@@ -477,23 +479,21 @@ class SubscriptionDriver:
         ended = self._ended(claim.partition)
         return records_of(claim._replace(pages=tuple(kept for kept in claim.pages if kept.ended == ended)))
 
-    def _delivered(self, consumer: int, claimed: Sequence[Claimed], bytes_max: int | None) -> list[DeliveredRecord]:
+    def _fetched(self, consumer: int, claimed: Sequence[Claimed], bytes_max: int | None) -> list[Fetched]:
         """What was claimed, with its records; what is gone is done, and what does not get here is due again."""
         try:
-            found = self._cut(consumer, claimed, self._records_of, bytes_max)
+            fetched = self._cut(consumer, claimed, self._records_of, bytes_max)
             self.note(claim.partition for claim in claimed)
-            if self.dispatch.is_careful():
+            if any(claim.is_careful for claim in claimed):
                 self.flush()
         except BaseException:
-            for claim in claimed:
-                self.dispatch.give_back(consumer, claim.partition, claim.offsets)
+            self.dispatch.give_back(consumer, claimed)
             raise
-        for claim, records in found:
+        for claim, records in fetched:
             gone = [offset for offset in claim.offsets if offset not in records]
             if gone:
-                self.dispatch.gone(claim.partition, gone)
-        self._deliver_once(claim for claim, _ in found)
-        return self._counted_deliveries(found)
+                self.dispatch.gone(claim.served, gone)
+        return [one for one in fetched if one.records]
 
     def _cut(
         self,
@@ -501,9 +501,9 @@ class SubscriptionDriver:
         claimed: Sequence[Claimed],
         find: Callable[[Claimed, int | None], dict[int, Record]],
         bytes_max: int | None,
-    ) -> list[tuple[Claimed, dict[int, Record]]]:
+    ) -> list[Fetched]:
         """What `find` finds of the claimed records, up to so many bytes, one at least; the others are given back."""
-        kept: list[tuple[Claimed, dict[int, Record]]] = []
+        kept: list[Fetched] = []
         left, is_first = bytes_max, True
         for claim in claimed:
             records = {} if left == 0 else find(claim, left)
@@ -511,12 +511,12 @@ class SubscriptionDriver:
             if left:
                 stop, left = _fitting(claim, records, left, is_first=is_first)
             if stop < len(claim.offsets):
-                self.dispatch.give_back(consumer, claim.partition, claim.offsets[stop:])
-            kept.append((claim._replace(offsets=claim.offsets[:stop], attempts=claim.attempts[:stop]), records))
+                self.dispatch.give_back(consumer, [claim.cut(stop, len(claim.offsets))])
+            kept.append(Fetched(claim.cut(0, stop), records))
             is_first = is_first and not records
         return kept
 
-    def _counted_deliveries(self, found: Sequence[tuple[Claimed, Mapping[int, Record]]]) -> list[DeliveredRecord]:
+    def _counted_deliveries(self, found: Sequence[Fetched]) -> list[DeliveredRecord]:
         """The records that are delivered, in order, counted for the metrics."""
         delivered = [one for claim, records in found for one in _in_order(claim, records)]
         meter, topic = self._subscriptions.meter, self.topic.name
@@ -530,9 +530,9 @@ class SubscriptionDriver:
         """So many spent records have arrived in the dead-letter topic."""
         self._subscriptions.meter.add(Metric.SUBSCRIPTION_DEAD_LETTERS, count, topic=self.topic.name)
 
-    def records(self, partition: int, offsets: Sequence[int]) -> dict[int, Record]:
+    def records(self, served: ServedPartition, offsets: Sequence[int]) -> dict[int, Record]:
         """Those of these records that still exist, read from the topic."""
-        return self._records_of(Claimed(partition, list(offsets), [], ()))
+        return self._records_of(Claimed(served, list(offsets), [], ()))
 
     def _records_of(self, claim: Claimed, bytes_max: int | None = None) -> dict[int, Record]:
         """The claimed records that still exist. What the pages at hand have not got is read again.
@@ -547,7 +547,7 @@ class SubscriptionDriver:
                 claim.partition, missing[0], records_max=LOOP_RECORDS_MAX, bytes_max=PAGE_BYTES
             )
             kept = KeptPage(page, ended)
-            self.dispatch.keep(claim.partition, kept)
+            self.dispatch.keep(claim.served, kept)
             found.update(records_of(claim._replace(offsets=missing, pages=(kept,))))
             missing = [offset for offset in missing if offset >= max(page.next, missing[0] + 1)]
         return found
@@ -574,10 +574,21 @@ class SubscriptionDriver:
         counted = self.dispatch.nack(consumer, failed, delay_ms, checked_error(error), attempts)
         return self._counted(consumer, counted, is_delayed=True)
 
-    def give_back(self, consumer: int, delivered: Sequence[DeliveredRecord]) -> None:
-        """Records that did not reach their consumer are due again. Never waits."""
-        for partition, offsets in by_partition(delivered).items():
-            self.dispatch.give_back(consumer, partition, offsets)
+    def give_back(self, consumer: int, fetched: Sequence[Fetched]) -> None:
+        """What was fetched is not delivered: it is due again. Never waits."""
+        self.dispatch.give_back(consumer, [one.claim for one in fetched])
+
+    def take_back(self, consumer: int, delivered: Mapping[int, Mapping[int, int]]) -> None:
+        """Deliveries, by partition and offset, did not reach their consumer: the records are due again. Never waits."""
+        self.dispatch.give_back(consumer, self.dispatch.delivered(delivered))
+
+    def taken_ahead(self, ahead: TakenAhead) -> int:
+        """How many records a loop takes now. One where it matters which of them was out when a process ended.
+
+        And one where what was taken counts as delivered, whatever becomes of it.
+        """
+        wanted = ahead.wanted(self.clock.monotonic())
+        return 1 if self.dispatch.is_lossy or self.dispatch.is_careful() else wanted
 
     def _counted(self, consumer: int, counted: Mapping[int, int], *, is_delayed: bool = False) -> int:
         """Note what changed, and have others that wait look: there is room, or a key is free.
@@ -597,10 +608,13 @@ class SubscriptionDriver:
         """Have the flusher store where these partitions stand."""
         if self.dispatch.is_lossy:
             return
-        served = self.dispatch.partitions
-        for number in partitions:
-            if number in served:
-                self._cursors.touch(self.name, number, self.spec.topic_id, served[number])
+        name, incarnation = self.name, self.spec.topic_id
+
+        def mark(served: ServedPartition) -> bool:
+            return self._cursors.mark(name, served.number, incarnation, served)
+
+        if self.dispatch.note(partitions, mark):
+            self._cursors.write_soon()
 
     # Partitions
 
@@ -612,10 +626,12 @@ class SubscriptionDriver:
         self._look_claimed_until = now + LOOK_S
         return True
 
-    def _look(self) -> None:
+    def _look(self, consumer: int) -> None:
         """Go by partitions that were added and shards that were opened again, and look for records unasked."""
         self._look_at = self.clock.monotonic() + LOOK_S
         with self._attaching:
+            # It may have left meanwhile: without a consumer nothing is served.
+            self.dispatch.check_attached(consumer)
             self._serve()
             self._adopt_changes()
         self.dispatch.look_again()
@@ -641,7 +657,8 @@ class SubscriptionDriver:
         self.dispatch.adopt(spec)
 
     def _send_to(self, topic: str | None) -> None:
-        self._sender = None if topic is None else DeadLetterSender(self, self._topics, topic)
+        secrets = self._subscriptions.letter_secrets
+        self._sender = None if topic is None else DeadLetterSender(self, self._topics, topic, secrets)
 
     def _serve(self) -> None:
         """Deliver from every partition of the topic, by the shard that is open now. `_attaching` is held."""
@@ -661,10 +678,12 @@ class SubscriptionDriver:
         if self.dispatch.is_lossy:
             served = served or self._serve_lossy(number, shard)
         elif served is None or served.epoch != shard.epoch:
-            # Another process may have owned the partition and delivered from it: where it stands is what is stored.
-            progress = self._cursors.at(self.spec.name, self.topic.spec, number)
+            # Another process may have owned the partition and delivered from it: where it stands is what is stored. Not
+            # served meanwhile: an acknowledgement that comes after this look would count for a window that ends.
+            self.dispatch.unserve(number)
+            progress = self._stored(number)
             dead = None if self._sender is None else self._sender.book(progress)
-            window = window_of(self.spec, progress)
+            window = window_of(self.spec, progress, epoch=shard.epoch)
             served = self.dispatch.serve(number, window, shard.epoch, self._careful_ms, dead)
             if self._sender is not None:
                 self._sender.begin(served)
@@ -679,11 +698,16 @@ class SubscriptionDriver:
         self._partitions_served = max(self._partitions_served, self.topic.partitions)
         return self.dispatch.serve(number, window_of(self.spec, None, start), shard.epoch, 0)
 
+    def _stored(self, number: int) -> Progress | None:
+        """Where a partition stands, if that is stored or on its way; not what was of an earlier one of the name."""
+        found = self._cursors.at(self.spec.name, self.topic.spec, number)
+        return found if found is not None and found.is_of(self.spec.subscription_id) else None
+
     def store_run(self, number: int, run: str) -> None:
         """On return the cursor record names the run of a partition; `Unavailable` if another owner keeps it."""
         self.note([number])
         self.flush()
-        stored = self._cursors.at(self.spec.name, self.topic.spec, number)
+        stored = self._stored(number)
         if stored is None or stored.run != run:
             raise Unavailable(
                 f"{self.topic.name}[{number}]: another process serves the subscription {self.spec.name} by now",
@@ -704,16 +728,16 @@ class SubscriptionDriver:
         standing = self.dispatch.standing()
         found = []
         for number in range(self.topic.partitions):
-            end = self.topic.offsets(number).next
+            end = self.topic.lag_end(number)
             if number in standing:
                 found.append(SubscriptionLag(partition=number, end=end, **standing[number]._asdict()))
             elif self.dispatch.is_lossy:
                 found.append(SubscriptionLag(number, end, end))
             else:
-                progress = self._cursors.at(self.spec.name, self.topic.spec, number)
+                progress = self._stored(number)
                 cursor = 0 if progress is None else progress.offset
                 done = 0 if progress is None else len(acked_of(progress))
-                found.append(SubscriptionLag(number, cursor, end, done))
+                found.append(SubscriptionLag(number, cursor, max(end, cursor), done))
         return found
 
     def peek(self, records_max: int, partition: int | None, bytes_max: int | None = None) -> PeekedPage:
@@ -747,23 +771,18 @@ class SubscriptionDriver:
         served = self.dispatch.partitions.get(number)
         if served is not None:
             return served.progress()
-        return None if self.dispatch.is_lossy else self._cursors.at(self.spec.name, self.topic.spec, number)
+        return None if self.dispatch.is_lossy else self._stored(number)
 
     def pause(self, *, paused: bool) -> None:
         """See `Subscription.pause` and `resume`."""
-        changed = self._store.change(self.spec, lambda spec: msgspec.structs.replace(spec, is_paused=paused))
         with self._attaching:
-            self._adopt(changed)
+            # Under the lock: a change that is stored later is not adopted before.
+            self._adopt(self._store.change(self.spec, lambda spec: msgspec.structs.replace(spec, is_paused=paused)))
 
     def alter(self, changes: SubscriptionChanges) -> SubscriptionSpec:
         """See `Subscription.alter`."""
 
         def altered(spec: SubscriptionSpec) -> SubscriptionSpec:
-            if spec.is_ending:
-                raise Conflict(
-                    f"the subscription {spec.name} of {self.topic.name} was deleted: subscribe again",
-                    topic=self.topic.name,
-                )
             return spec.altered(self.topic.spec, changes)
 
         with self._attaching:
@@ -792,10 +811,21 @@ class SubscriptionDriver:
             for number, offset in self.topic.starts(position, partition).items():
                 # Only the owner moves a subscription: one before it that is not aware of its end cannot undo this.
                 self.topic.acquire(number)
-                progress = Progress(offset=offset, incarnation=self.spec.topic_id, epoch=self.topic.epoch(number))
+                progress = Progress(
+                    offset=offset,
+                    incarnation=self.spec.topic_id,
+                    epoch=self.topic.epoch(number),
+                    subscription=self.spec.subscription_id,
+                )
                 self._cursors.reset(self.name, number, progress)
+                if self.topic.epoch(number) != progress.epoch:
+                    raise Unavailable(
+                        f"{self.topic.name}[{number}] got another owner while {self.spec.name} was moved, which may "
+                        "not know of it: look at its lag, and seek again",
+                        topic=self.topic.name,
+                        partition=number,
+                    )
                 found[number] = offset
-            self._subscriptions.note_sought(self.spec.subscription_id, found)
         return found
 
     def dead_letters(self) -> DeadLetters:
@@ -806,11 +836,11 @@ class SubscriptionDriver:
         """See `Subscription.delete`."""
         with self._attaching:
             self._check_idle("delete it")
-            spec = self._store.change(self.spec, lambda spec: msgspec.structs.replace(spec, is_ending=True))
+            spec = self._store.begin_deletion(self.spec)
             self._subscriptions.end(spec, self.topic.partitions)
-            self._note_left({})
 
     def _check_idle(self, what: str) -> None:
+        """`Conflict` while consumers are attached; else nothing is served on return. `_attaching` is held."""
         consumers = self.dispatch.consumers
         if consumers:
             raise Conflict(
@@ -818,6 +848,7 @@ class SubscriptionDriver:
                 f"({', '.join(consumers[:5])}): close them, then {what}",
                 topic=self.topic.name,
             )
+        self._end_left()
 
 
 class Subscription:
@@ -927,6 +958,7 @@ class Consumer:
         self._attached: int | None = None
         self._is_closed = False
         self._woken = threading.Event()
+        self._ahead = TakenAhead(unacked_max)
 
     def take(self, records_max: int = 100, *, wait_s: float = 0.0) -> list[DeliveredRecord]:
         """Up to `records_max` records that are due; waits for the first of them up to `wait_s` seconds.
@@ -935,6 +967,11 @@ class Consumer:
         """
         count = checked_take(records_max)
         checked_seconds("wait_s", wait_s)
+        # Of a loop that has ended and is not cleaned up yet.
+        self._give_back_ahead()
+        return self._take(count, wait_s)
+
+    def _take(self, count: int, wait_s: float) -> list[DeliveredRecord]:
         self._attach()
         dispatch, clock, waker = self._driver.dispatch, self._driver.clock, self._woken.set
         deadline = clock.monotonic() + wait_s
@@ -957,12 +994,32 @@ class Consumer:
         return self.each()
 
     def each(self, *, wait_s: float | None = None) -> Iterator[DeliveredRecord]:
-        """Records one by one as they come; ends when none came for `wait_s` seconds, or once it is closed."""
-        while not self._is_closed:
-            found = self.take(1, wait_s=LOOK_S if wait_s is None else wait_s)
-            if not found and wait_s is not None:
-                return
-            yield from found
+        """Records one by one as they come; ends when none came for `wait_s` seconds, or once it is closed.
+
+        Takes as many ahead as the body does in a moment. Those that it has not got when the loop ends are due again at
+        once, as if they had not been delivered.
+        """
+        wait_max = LOOK_S if wait_s is None else checked_seconds("wait_s", wait_s)
+        clock, ahead = self._driver.clock, self._ahead
+        self._give_back_ahead()
+        try:
+            while not self._is_closed:
+                delivered = ahead.pop(clock.monotonic(), self._driver.spec.ack_timeout_ms)
+                if delivered is not None:
+                    yield delivered
+                    continue
+                self._give_back_ahead()
+                found = self._take(self._driver.taken_ahead(ahead), wait_max)
+                if not found and wait_s is not None:
+                    return
+                ahead.put(found, clock.monotonic())
+        finally:
+            self._give_back_ahead()
+
+    def _give_back_ahead(self) -> None:
+        left = self._ahead.clear()
+        if left and self._attached is not None:
+            self._driver.take_back(self._attached, deliveries_of(left))
 
     def ack(self, *done: DeliveredRecord) -> int:
         """These records are done and are not delivered again; how many of them counted.
@@ -995,6 +1052,7 @@ class Consumer:
         When the last consumer has left, everything that was acknowledged is stored on return.
         """
         self._is_closed = True
+        self._give_back_ahead()
         number, self._attached = self._attached, None
         if number is not None:
             self._driver.detach(number)
@@ -1016,9 +1074,13 @@ class Consumer:
 
     def _attach(self) -> None:
         if self._attached is None and not self._is_closed:
-            self._attached = self._driver.attach(self._name, self._unacked_max)
+            number = self._driver.attach(self._name, self._unacked_max)
             # A consumer that is dropped without being closed leaves as well; there, no lock may be taken.
-            weakref.finalize(self, self._driver.dispatch.abandon, self._attached)
+            weakref.finalize(self, self._driver.dispatch.abandon, number)
+            self._attached = number
+            if self._is_closed:
+                # By another thread meanwhile, which found nothing to leave.
+                self.close()
 
 
 def check_consumer(name: str, unacked_max: int) -> None:
@@ -1034,6 +1096,14 @@ def by_partition(delivered: Sequence[DeliveredRecord]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for one in delivered:
         found.setdefault(one.record.partition, []).append(one.record.offset)
+    return found
+
+
+def deliveries_of(delivered: Sequence[DeliveredRecord]) -> dict[int, dict[int, int]]:
+    """Which delivery each of the records is, by partition and offset."""
+    found: dict[int, dict[int, int]] = {}
+    for one in delivered:
+        found.setdefault(one.record.partition, {})[one.record.offset] = one.attempt
     return found
 
 

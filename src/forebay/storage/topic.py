@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from forebay.arguments import (
     check_page,
@@ -22,7 +22,7 @@ from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.engines.unowned import UnownedShard
-from forebay.errors import Indeterminate, Invalid, Unavailable
+from forebay.errors import DataLoss, ForebayError, Indeterminate, Invalid, Unavailable
 from forebay.pages import Page, Reach, record_page, shortened
 from forebay.partitioning import Partitioner, partitions_of_key
 from forebay.reading import Cursor, report_gap
@@ -45,7 +45,8 @@ from forebay.storage.acks import Ack, BatchAck
 from forebay.storage.append import Appender
 from forebay.storage.cursors import Cursors, Reader
 from forebay.storage.deadletters import DeadLetters
-from forebay.storage.positions import Positions
+from forebay.storage.positions import Positions, lag_end
+from forebay.storage.read_ends import ReadEnds, end_of, load_status
 from forebay.storage.shards import TopicShards
 from forebay.storage.status import TopicStatus, partition_statuses
 from forebay.storage.streams import (
@@ -66,6 +67,8 @@ from forebay.topics import SubscriptionOptions, SubscriptionSpec, TopicSpec
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
+
 
 class Topic:
     """One topic. Safe for concurrent use by threads; made by `create_topic` or `topic` of a log."""
@@ -85,9 +88,10 @@ class Topic:
         self._clock = clock
         self._shards = shards
         self._positions = Positions(shards)
+        self._ends = ReadEnds()
         self._cursors = cursors
         self._subscriptions = subscriptions
-        self._partitioner = Partitioner(shards.spec.partitions, turns)
+        self._partitioner = Partitioner(*shards.spec.partition_counts, turns=turns)
         self.appender = Appender(
             self.name, settings, clock, self._partitioner, own=shards.own, find=shards.find, commit_soon=commit_soon
         )
@@ -108,10 +112,14 @@ class Topic:
         """How many partitions the topic has."""
         return self.spec.partitions
 
+    def check_open(self) -> None:
+        """`Closed` once the log of this handle is closed, and in a forked child."""
+        self._shards.check_open()
+
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on."""
         self._shards.spec = spec
-        self._partitioner.partitions = spec.partitions
+        self._partitioner.counts = spec.partition_counts
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}, {self.spec.partitions} partitions, {self.spec.durability}>"
@@ -139,10 +147,12 @@ class Topic:
         producing = None
         if producer is not None or sequence is not None or previous is not None:
             producing = checked_producing(producer, sequence, previous)
-        row = self.appender.row(value, key, tag, headers, timestamp)
+        row = self.appender.row(value, key, tag, headers, timestamp, producer)
         if partition is not None:
             checked_partition(partition)
-        chosen = self._partitioner.choose(row[1], partition=partition, producer=producer or 0)
+        if producing is None:
+            return self.appender.one(self._partitioner.choose(row[1], partition=partition), row, None)
+        chosen, producing = self.appender.placed_one(row[1], partition, producing)
         return self.appender.one(chosen, row, producing)
 
     def append_nowait(
@@ -185,7 +195,7 @@ class Topic:
         """Append many records; their offsets in the order given.
 
         In each partition they fall into they are one atomic append at consecutive offsets; without keys all
-        go to one partition. More than `wal.frame_bytes_max` in one partition is `Invalid`, or, with
+        go to one partition. More than `wal.frame_bytes_max` in one partition is `TooLarge`, or, with
         `atomic=False`, is split into several appends. With `producer` and `sequence` each partition's records are
         recognised by themselves, as in `append`: a repeat adds what is missing.
         """
@@ -284,7 +294,7 @@ class Topic:
         A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it; the
         stream may be asked again and goes on behind it.
         """
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), as_records))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), as_records), self.check_open)
 
     def page(
         self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
@@ -338,7 +348,7 @@ class Topic:
         on_gap: OnGap | None = None,
     ) -> Stream[pa.RecordBatch]:
         """As `read`, as record batches, without a Python object per record."""
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), as_arrow))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), as_arrow), self.check_open)
 
     def follow(
         self,
@@ -364,7 +374,7 @@ class Topic:
         if timeout is not None:
             checked_seconds("timeout", timeout)
         checked_stop(stop)
-        return Stream(Waiting(following, timeout, stop, clock=self._clock))
+        return Stream(Waiting(following, timeout, stop, clock=self._clock), self.check_open)
 
     def following(
         self,
@@ -392,6 +402,14 @@ class Topic:
         """A page for readers that share it: the shard that gave it, and what had ended there before (`ended`)."""
         return self._shards.ask(partition, lambda shard: (shard, shard.ended(), shard.read(offset, bytes_max)))
 
+    def is_served_by(self, partition: int, shard: ReadShard) -> bool:
+        """Whether this shard still answers for the partition: false once it was lost, moved, deleted or opened again.
+
+        What was read from it before may have ended since, in a way that it does not know of. For event loops: it takes
+        no lock.
+        """
+        return self._shards.serves(partition, shard)
+
     def shard_if_open(self, partition: int) -> ReadShard | None:
         """The shard of a partition, if this process owns it and has it open. For event loops: it takes no lock."""
         return self._shards.find(self._shards.partition(partition))
@@ -408,9 +426,10 @@ class Topic:
     def acquire(self, partition: int | None = None) -> None:
         """Own a partition, or all of them, in this process from now on, as the first append to each would.
 
-        This takes a partition over from an owner that is gone. What that owner had not exported is then lost here:
-        see "What you must know about losing a machine" in the README. `Moved` if another process owns one,
-        `Unsupported` on a log that is opened read-only.
+        This takes a partition over from an owner that is gone. `Unavailable` if that owner may have records that
+        history lacks, unless the topic allows their loss: see "What you must know about losing a machine" in the
+        README, and `Storage.take_over`. `Moved` if another process owns one, `Unsupported` on a log that is opened
+        read-only.
         """
         for number in self._positions.partitions(partition):
             self._shards.own(number)
@@ -422,6 +441,22 @@ class Topic:
         `exported`, for what lies above is known to the holder alone. Asking takes nothing over.
         """
         return self._shards.ask(partition, lambda shard: shard.offsets())
+
+    def read_ends(self, partitions: Sequence[int] | None = None) -> list[int]:
+        """Where a read of these partitions, or of all, ends now: with each bulk load in all of them, or in none."""
+        chosen = range(self.spec.partitions) if partitions is None else partitions
+        return self._ends.of(
+            chosen,
+            lambda number: self._shards.ask(number, end_of),
+            lambda number, load_id: self._shards.ask(number, lambda shard: load_status(shard, load_id)),
+        )
+
+    def lag_end(self, partition: int = 0) -> int:
+        """Where the lag of a reader ends: `offsets().next`, but before a gap that no record follows yet.
+
+        After a crash of class `memory`, or a power loss, `next` lies behind everything that was reserved.
+        """
+        return self._shards.ask(partition, lag_end)
 
     def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
         """The offset of the first record at or after the time (ms); `None` if there is none."""
@@ -479,7 +514,7 @@ class Topic:
         return {number: self._positions.first(number, start) for number in self._positions.chosen(start, partition)}
 
     def failure(self, partition: int = 0) -> str | None:
-        """Why the partition refuses appends, if it does."""
+        """Why the partition refuses appends, or cannot write what class `memory` has acknowledged, if so."""
         return self._shards.ask(partition, lambda shard: shard.failure)
 
     def export_failure(self, partition: int = 0) -> str | None:
@@ -501,13 +536,26 @@ class Topic:
         )
 
     def flush(self) -> None:
-        """On return everything appended so far is synced, whatever the durability class."""
+        """On return everything appended so far is synced, whatever the durability class.
+
+        `Unavailable` if some of it could not be written yet, `DataLoss` if acknowledged records are gone: raised once
+        all partitions were tried.
+        """
+        errors: list[ForebayError] = []
         for number in range(self.spec.partitions):
-            shard = self._shards.read(number)
-            if isinstance(shard, UnownedShard):
-                shard.refuse_if_lost()
-            else:
-                self._shards.ask_owned(number, lambda shard: shard.flush())
+            try:
+                self._flush(number)
+            except ForebayError as error:
+                errors.append(error)
+        if errors:
+            raise next((error for error in errors if isinstance(error, DataLoss)), errors[0])
+
+    def _flush(self, partition: int) -> None:
+        shard = self._shards.read(partition)
+        if isinstance(shard, UnownedShard):
+            shard.refuse_if_lost()
+        else:
+            self._shards.ask_owned(partition, lambda shard: shard.flush())
 
     def rotate(self) -> None:
         """Begin a new log file in each partition that has records in its present one."""
@@ -554,7 +602,8 @@ class Topic:
                 partial(report_gap, str(self.spec.name), on_gap),
                 limit=checked_limit(limit),
                 one=not history,
-            )
+            ),
+            self.check_open,
         )
 
     def read_by_tag(
@@ -577,7 +626,8 @@ class Topic:
                 lambda place, start: self._shards.ask(place, lambda shard: shard.read_by_tag(wanted, start)),
                 partial(report_gap, str(self.spec.name), on_gap),
                 limit=checked_limit(limit),
-            )
+            ),
+            self.check_open,
         )
 
     def lookup_page(
@@ -616,13 +666,14 @@ class Topic:
     def _spans(self, places: Iterable[int], start: Start) -> list[LookupSpan]:
         """In which partitions to look, from where to where each reaches now."""
         whole = not isinstance(start, Mapping) and start == EARLIEST
+        chosen = list(places)
         return [
             LookupSpan(
                 place,
                 0 if whole else self._positions.first(place, start),
-                self._shards.ask(place, lambda shard: shard.published()),
+                min(end, self._shards.ask(place, lambda shard: shard.published())),
             )
-            for place in places
+            for place, end in zip(chosen, self.read_ends(chosen), strict=True)
         ]
 
     def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
@@ -661,6 +712,18 @@ class Topic:
                 raise Indeterminate(f"{error}: what was deleted stays so; repeat it") from error
             raise
 
+    def refusal(self, partition: int) -> Unavailable | None:
+        """Why this process cannot have a partition to change it, as `Moved`; `None` if it has it on return."""
+        try:
+            self._shards.own(self._shards.partition(partition))
+        except Unavailable as error:
+            return error
+        return None
+
+    def ask_owned(self, partition: int, call: Callable[[OwnedShard], T]) -> T:
+        """What the shard of a partition answers that this process owns, or acquires for it."""
+        return self._shards.ask_owned(partition, call)
+
     # How
 
     def _parts(
@@ -669,12 +732,10 @@ class Topic:
         """Where to begin in each partition, and where it ends now."""
         if stop is not None:
             check_offset(stop)
-        parts = []
-        for number in self._positions.chosen(start, partition, stop):
-            cursor = self._cursor(number, start, on_gap)
-            end = self.offsets(number).next
-            parts.append((cursor, end if stop is None else min(end, stop)))
-        return parts
+        chosen = self._positions.chosen(start, partition, stop)
+        cursors = [self._cursor(number, start, on_gap) for number in chosen]
+        ends = self.read_ends(chosen)
+        return [(cursor, end if stop is None else min(end, stop)) for cursor, end in zip(cursors, ends, strict=True)]
 
     def _cursor(self, partition: int, start: Start, on_gap: OnGap | None) -> Cursor[ReadShard]:
         name = f"{self.name}[{partition}]"

@@ -1,13 +1,17 @@
 """Dead letters: what is known of spent records, and how one is written into its dead-letter topic and read again.
 
 Pure: nothing is appended or read here. A dead letter is the record as it was, with headers behind its own that say
-where it comes from and why it is there.
+where it comes from and why it is there. The last header is a seal over all of it, made with a secret that only the
+processes of the log know: any caller can write the other headers, and none can write this one.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from forebay.progress import SpentNote
 from forebay.records import OFFSET_MAX, DeadLetter, DeliveryState, Headers, LetterPlace, Record, SpentReason
@@ -21,9 +25,14 @@ ATTEMPTS: Final = "forebay-attempts"
 REASON: Final = "forebay-reason"
 DEAD_AT: Final = "forebay-dead-at"
 ERROR: Final = "forebay-error"
+SEAL: Final = "forebay-seal"
+"""The last header of a dead letter."""
 ERROR_CHARACTERS_MAX: Final = 500
 """What is kept of what a consumer says about a record."""
 
+
+HOPS_MAX: Final = 16
+"""A record that was a dead letter so often goes in a circle: it is sent no more."""
 
 ERRORS_KEPT_MAX: Final = 1_000
 """Of so many records of a partition it is known what consumers said last about them."""
@@ -52,11 +61,14 @@ class LastArrived(NamedTuple):
 class SpentBook:
     """What is known of the spent records of one partition that wait for their dead-letter topic.
 
-    `run` names this stay at the partition: it is another one after a seek. For one thread at a time.
+    `run` names this stay at the partition: it is another one after a seek, and for another dead-letter topic. For one
+    thread at a time.
     """
 
-    def __init__(self, run: str, notes: Iterable[SpentNote], *, is_stored: bool) -> None:
+    def __init__(self, run: str, letters_to: str, notes: Iterable[SpentNote], *, is_stored: bool) -> None:
         self.run = run
+        self.letters_to = letters_to
+        """The topic that has what was sent in this run."""
         self.is_stored = is_stored
         """Whether the cursor record names the run. Until it does, nothing may be sent."""
         self.arrived: LastArrived | None = None
@@ -70,6 +82,10 @@ class SpentBook:
         self._stored = {note.offset: note for note in notes}
         """What an earlier process knew of records that were not offered yet."""
         self._errors: dict[int, str] = {}
+
+    def begin_run(self, run: str, letters_to: str) -> None:
+        """Send to another topic from now on. All that the one before has got is known to be done."""
+        self.run, self.letters_to, self.is_stored, self.arrived = run, letters_to, False, None
 
     def said(self, offsets: Sequence[int], error: str | None) -> None:
         """A consumer refused these records, and says why."""
@@ -112,17 +128,10 @@ class SpentBook:
         """The records that are on their way: each counts as done only once it has arrived."""
         return self._sending
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether records are on their way. Those behind them are sent once they have arrived."""
-        return bool(self._sending)
-
-    def begin(self, offsets: Sequence[int]) -> bool:
-        """Send these from now on; false if others are on their way."""
-        if self._sending:
-            return False
+    def begin(self, offsets: Sequence[int]) -> None:
+        """Send these from now on. None is on its way: those behind are sent once they have arrived."""
+        assert not self._sending
         self._sending = frozenset(offsets)
-        return True
 
     def end(self) -> None:
         """Nothing is on its way any more."""
@@ -154,8 +163,32 @@ def letter_headers(spent: SpentRecord, topic: str, subscription: str, at: int) -
     return (*spent.record.headers, *own)
 
 
-def parse_letter(stored: Record) -> DeadLetter | None:
-    """The dead letter that a record of a dead-letter topic is; `None` if it is an ordinary record."""
+def sealed(headers: Headers, record: Record, topic_id: str, secret: bytes) -> Headers:
+    """The headers of a dead letter with the seal behind them, for the dead-letter topic with this id."""
+    return (*headers, (SEAL, _seal(headers, record, topic_id, secret)))
+
+
+def is_sealed(stored: Record, topic_id: str, secret: bytes | None) -> bool:
+    """Whether a record of the dead-letter topic with this id is just as a subscription has sent it there."""
+    if secret is None or not stored.headers or stored.headers[-1][0] != SEAL:
+        return False
+    *headers, (_, said) = stored.headers
+    return hmac.compare_digest(said or b"", _seal(tuple(headers), stored, topic_id, secret))
+
+
+def _seal(headers: Headers, record: Record, topic_id: str, secret: bytes) -> bytes:
+    """Over all that a dead letter is but its place, which it has only once it is appended."""
+    content = msgspec.msgpack.encode((topic_id, record.timestamp, record.key, record.value, record.tag, headers))
+    return hmac.digest(secret, content, "sha256").hex().encode()
+
+
+def is_circling(record: Record) -> bool:
+    """Whether a record was a dead letter as often as it may be: each time has left its headers."""
+    return sum(name == ORIGIN_TOPIC for name, _ in record.headers) >= HOPS_MAX
+
+
+def parse_letter(stored: Record, *, is_vouched: bool = False) -> DeadLetter | None:
+    """The dead letter that a record of a dead-letter topic says it is; `None` if it is an ordinary record."""
     first = max((at for at, (name, _) in enumerate(stored.headers) if name == ORIGIN_TOPIC), default=None)
     if first is None:
         return None
@@ -178,6 +211,7 @@ def parse_letter(stored: Record) -> DeadLetter | None:
             reason=SpentReason(said[REASON].decode()),
             error=said[ERROR].decode(errors="replace") if ERROR in said else None,
             at=int(said[DEAD_AT]),
+            is_vouched=is_vouched,
         )
     except (KeyError, ValueError):
         # Some program writes headers of these names itself.

@@ -1,8 +1,11 @@
 """One subscription as a process serves it: its consumers, and a window for each partition.
 
 Says which records go to which consumer, who waits for more, and what is to be stored. Reads no records and waits for
-nothing: a driver asks `wanted` what to read, hands pages to `offer`, and gives its consumer what `claim` names. Every
-call is short, so that an event loop may make it.
+nothing: a driver asks `wanted` what to read, hands pages to `offer`, reads what `claim` names, and gives its consumer
+what `hand_over` leaves of that. Every call is short, so that an event loop may make it.
+
+A driver waits between these calls, and meanwhile a partition may come to be served by another window. So each call
+names the `ServedPartition` that it is about, never its number: what is about one that is served no more has no effect.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -48,13 +52,37 @@ class KeptPage(NamedTuple):
     """See `ReadShard.ended`."""
 
 
-class Claimed(NamedTuple):
-    """Records of one partition that a consumer holds from now on, and pages that may have them."""
+class WantedPage(NamedTuple):
+    """A page that is to be read for a window: from the offset on at which it ended."""
 
-    partition: int
+    served: ServedPartition
+    offset: int
+
+
+class Claimed(NamedTuple):
+    """Records of one partition that are on their way to a consumer, and pages that may have them."""
+
+    served: ServedPartition
     offsets: list[int]
     attempts: list[int]
     pages: tuple[KeptPage, ...]
+    is_careful: bool = False
+    """Whether these deliveries are to be stored before they are made: see `Dispatch.is_careful`."""
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+        return self.served.number
+
+    def cut(self, start: int, stop: int) -> Claimed:
+        """Some of the records."""
+        return self._replace(offsets=self.offsets[start:stop], attempts=self.attempts[start:stop])
+
+    def kept(self, is_kept: Sequence[bool]) -> Claimed:
+        """Those of the records of which it is said so."""
+        return self._replace(
+            offsets=list(compress(self.offsets, is_kept)), attempts=list(compress(self.attempts, is_kept))
+        )
 
 
 class PartitionStanding(NamedTuple):
@@ -95,14 +123,15 @@ class ServedPartition:
         number: int,
         window: Window,
         epoch: int,
-        careful_until_ms: int,
+        careful_ms: int,
         dead: SpentBook | None,
     ) -> None:
         self._dispatch = dispatch
         self.number = number
         self.window = window
         self.epoch = epoch
-        self.careful_until_ms = careful_until_ms
+        self.careful_ms = careful_ms
+        self.careful_until_ms = dispatch.now_ms() + careful_ms
         self.dead = dead
         """What is known of its spent records, if those go to a dead-letter topic."""
         self.lost = 0
@@ -144,6 +173,8 @@ class Dispatch:
         self._numbers = 0
         self._abandoned: deque[int] = deque()
         self._served: dict[int, ServedPartition] = {}
+        self._sending: dict[int, ServedPartition] = {}
+        """By partition, whose letters are on their way: it may be served no more by now."""
         self._turn = 0
         self._waiting: OrderedDict[int, Callable[[], None]] = OrderedDict()
         """By consumer, in the order in which they came to wait. Each call of it is one step for all threads."""
@@ -175,6 +206,11 @@ class Dispatch:
         return int(self._clock.monotonic() * 1000)
 
     # Consumers
+
+    def check_attached(self, consumer: int) -> None:
+        """`Closed` unless this consumer is attached."""
+        with self._lock:
+            self._check(consumer)
 
     @property
     def consumers(self) -> list[str]:
@@ -224,23 +260,41 @@ class Dispatch:
         self, number: int, window: Window, epoch: int, careful_ms: int, dead: SpentBook | None = None
     ) -> ServedPartition:
         """Deliver a partition from this window, in place of one that was served before. See `is_careful`."""
-        served = ServedPartition(self, number, window, epoch, self.now_ms() + careful_ms, dead)
+        served = ServedPartition(self, number, window, epoch, careful_ms, dead)
         with self._lock:
             self._served[number] = served
         return served
 
-    def unserve(self) -> None:
-        """Serve no partition any more."""
+    def unserve(self, number: int | None = None) -> None:
+        """Do not serve a partition any more, or any of them."""
         with self._lock:
-            self._served.clear()
+            if number is None:
+                self._served.clear()
+            else:
+                self._served.pop(number, None)
+
+    def note(self, partitions: Iterable[int], mark: Callable[[ServedPartition], bool]) -> bool:
+        """Have `mark` note of those that are served that they have moved; whether that was news for one of them.
+
+        It is called under the lock, is quick and takes none. So nothing is noted of a window that is served no more:
+        what is stored of the next one stays.
+        """
+        with self._lock:
+            marked = [mark(self._served[number]) for number in partitions if number in self._served]
+        return any(marked)
 
     def progress(self, served: ServedPartition) -> Progress:
-        """What is to be stored of a partition."""
+        """What is to be stored of a partition, as it stands when this begins.
+
+        Under the lock the window is copied; the bytes are made of the copy without it, while consumers go on.
+        """
         with self._lock:
-            if served.dead is None:
-                return progress_of(served.window, self._spec.topic_id, served.epoch)
-            run, notes = served.dead.run, served.dead.notes
-            return progress_of(served.window, self._spec.topic_id, served.epoch, run=run, spent=notes)
+            window, spec, dead = served.window.copied(), self._spec, served.dead
+            if dead is None:
+                run, letters_to, notes = None, None, []
+            else:
+                run, letters_to, notes = dead.run, dead.letters_to, dead.notes
+        return progress_of(window, spec, served.epoch, run=run, letters_to=letters_to, spent=notes)
 
     def standing(self) -> dict[int, PartitionStanding]:
         """How far each partition has come that is served."""
@@ -251,15 +305,19 @@ class Dispatch:
         """Whether deliveries are to be stored before they are made.
 
         So it is in the first moments after a start: a record that ends the process when it is delivered counts its
-        deliveries all the same. A process that lives longer has stored by then where it stands.
+        deliveries all the same. A process that lives longer has stored by then where it stands. The moments last
+        while records that were out when an earlier process ended are delivered, one at a time, and are answered.
         """
         now = self.now_ms()
-        return any(now < served.careful_until_ms for served in self.partitions.values())
+        return any(_is_careful(served, now) for served in self.partitions.values())
 
     # Deliveries
 
     def claim(self, consumer: int, count: int) -> list[Claimed]:
-        """Up to `count` records that are due for a consumer, which holds them from now on."""
+        """Up to `count` records that are due for a consumer, which holds them from now on.
+
+        The caller reads them and calls `hand_over`, or `give_back` if it could not.
+        """
         now = self.now_ms()
         claimed: list[Claimed] = []
         with self._lock:
@@ -267,16 +325,25 @@ class Dispatch:
             # First, and of all partitions: what a consumer holds too long does not count as held any more.
             self._end_times(now)
             left = self._allowed(consumer, count)
-            for served in self._in_turn(now):
+            in_turn = list(self._in_turn(now))
+            suspected = [served for served in self._served.values() if _has_suspects(served, now)]
+            if suspected:
+                # One at a time, those first that may have ended the process before this one: the records beside one
+                # that ends it are not to count as delivered with it, each time.
+                is_any_out = any(served.window.counts.held for served in self._served.values())
+                left = 0 if is_any_out else min(left, 1)
+                in_turn.sort(key=lambda served: served not in suspected)
+            for served in in_turn:
                 if left <= 0:
                     break
-                limit = left
-                if now < served.careful_until_ms:
-                    limit = min(left, ATTEMPTS_STORED_MAX - served.window.counts.held)
-                taken = served.window.take(consumer, max(limit, 0), now)
+                limit, is_careful = left, _is_careful(served, now)
+                if is_careful:
+                    # So many are stored first. Not fewer where others are held: a wait ends with what is due.
+                    limit = min(left, ATTEMPTS_STORED_MAX)
+                taken = served.window.take(consumer, limit, now)
                 if taken.offsets:
                     served.use_pages(taken.offsets)
-                    claimed.append(Claimed(served.number, *taken, tuple(served.pages)))
+                    claimed.append(Claimed(served, *taken, tuple(served.pages), is_careful))
                     left -= len(taken.offsets)
                 if not served.window.counts.ready:
                     served.pages.clear()
@@ -284,10 +351,27 @@ class Dispatch:
         self._report()
         return claimed
 
-    def wanted(self, consumer: int) -> tuple[int, int] | None:
-        """A partition that is to be read for a consumer, and from which offset on; `None` if there is none.
+    def hand_over(self, consumer: int, claimed: Iterable[Claimed]) -> list[Claimed]:
+        """The consumer gets the claimed records now; those of them that it is still to get.
 
-        The caller reads it and calls `offer`, or `has_more` if it could not.
+        The others are not its own any more: it has left, another window serves the partition, or they are done.
+        """
+        now = self.now_ms()
+        handed = []
+        with self._lock:
+            for claim in claimed if consumer in self._consumers else ():
+                if self.is_lossy:
+                    # No other consumer gets them, also if the window has passed over them meanwhile.
+                    handed.append(claim)
+                elif self._is_served(claim.served):
+                    held = claim.served.window.hand_over(consumer, claim.offsets, claim.attempts, now)
+                    handed.append(claim if all(held) else claim.kept(held))
+        return [claim for claim in handed if claim.offsets]
+
+    def wanted(self, consumer: int) -> WantedPage | None:
+        """A page that is to be read for a consumer; `None` if there is none.
+
+        The caller reads it and calls `offer`, or sets `has_news` of the partition if it could not.
         """
         now = self.now_ms()
         with self._lock:
@@ -296,35 +380,31 @@ class Dispatch:
                     if served.has_news and served.window.room > 0:
                         # Before the read: what comes during it is news again.
                         served.has_news = False
-                        return served.number, served.window.end
+                        return WantedPage(served, served.window.end)
         return None
-
-    def has_more(self, partition: int) -> None:
-        """There may be records behind the window of a partition."""
-        served = self._served.get(partition)
-        if served is not None:
-            served.has_news = True
 
     def look_again(self) -> None:
         """There may be records behind every window."""
         for served in self.partitions.values():
             served.has_news = True
 
-    def offer(self, partition: int, kept: KeptPage, head: int, slots: Slots | None) -> None:
-        """Take in a page that was read from the end of a window on; `head` is the end of the partition."""
-        page = kept.page
+    def offer(self, wanted: WantedPage, kept: KeptPage, head: int, slots: Slots | None) -> None:
+        """Take in the page that was wanted; `head` is the end of the partition.
+
+        It counts for the window that it was read for, and only if that still ends where the page begins.
+        """
+        page, served = kept.page, wanted.served
         records = [(batch.base, batch.end) for batch in page.batches]
         with self._lock:
-            served = self._served.get(partition)
-            if served is None:
+            if not self._is_served(served):
                 return
             before = served.window.end
-            end = served.window.offer(records, page.next, slots)
+            end = served.window.offer(wanted.offset, records, page.next, slots)
             if end > before and page.batches:
                 served.pages.append(kept)
-            # There is more to read, or the window is full and the rest is read later. A page without a step forward
-            # ends at a bulk load that is not committed yet.
-            if end < page.next or before < end < head:
+            # There is more to read, or the window is full and the rest is read later, or another page came first. One
+            # without a step forward ends at a bulk load that is not committed yet.
+            if end < page.next or before < end < head or before != wanted.offset:
                 served.has_news = True
             self._name_gaps(served, page.events, before, end)
             self._see_to_spent(served, SpentReason.PROCESS_ENDED)
@@ -334,17 +414,17 @@ class Dispatch:
             self._wake_consumer(consumer)
         self._report()
 
-    def keep(self, partition: int, kept: KeptPage) -> None:
+    def keep(self, served: ServedPartition, kept: KeptPage) -> None:
         """A page was read again, for records that were claimed: others of it may be claimed next."""
         with self._lock:
-            served = self._served.get(partition)
-            if served is not None and served.window.counts.ready and kept.page.batches:
+            if served.window.counts.ready and kept.page.batches:
                 served.pages.append(kept)
 
     def ack(self, consumer: int, done: Mapping[int, Sequence[int]]) -> dict[int, int]:
         """Offsets by partition are done; how many of them counted."""
         with self._lock:
             self._check(consumer)
+            self._answered(done)
             return {
                 number: self._ack(self._served[number], consumer, offsets)
                 for number, offsets in done.items()
@@ -360,6 +440,7 @@ class Dispatch:
             )
         with self._lock:
             self._check(consumer)
+            self._answered([partition])
             served = self._served.get(partition)
             if served is None:
                 return 0
@@ -384,6 +465,7 @@ class Dispatch:
         counted = {}
         with self._lock:
             self._check(consumer)
+            self._answered(failed)
             for number, offsets in failed.items():
                 served = self._served.get(number)
                 if served is not None:
@@ -395,22 +477,32 @@ class Dispatch:
         self._report()
         return counted
 
-    def give_back(self, consumer: int, partition: int, offsets: Sequence[int]) -> None:
-        """Records that were claimed and did not reach the consumer are due again."""
+    def give_back(self, consumer: int, claimed: Iterable[Claimed]) -> None:
+        """Records that were claimed did not reach the consumer: they are due again, as if they never had been."""
         with self._lock:
-            served = self._served.get(partition)
-            if served is not None:
-                back = served.window.give_back(consumer, offsets)
-                if self.is_lossy:
-                    # The others counted as delivered already.
-                    self._lose(served, len(offsets) - back)
+            for claim in claimed:
+                if self._is_served(claim.served):
+                    back = claim.served.window.give_back(consumer, claim.offsets, claim.attempts)
+                    self._see_to_spent(claim.served, SpentReason.ACK_TIMEOUT)
+                    if self.is_lossy:
+                        # The others counted as delivered already.
+                        self._lose(claim.served, len(claim.offsets) - back)
+        self._report()
         self.wake_after(consumer)
 
-    def gone(self, partition: int, offsets: Sequence[int]) -> None:
-        """Records that were to be delivered do not exist any more: they were deleted or evicted."""
+    def delivered(self, attempts: Mapping[int, Mapping[int, int]]) -> list[Claimed]:
+        """Deliveries by partition and offset, as those that were claimed, for `give_back`."""
         with self._lock:
-            served = self._served.get(partition)
-            if served is not None:
+            return [
+                Claimed(self._served[number], list(meant), list(meant.values()), ())
+                for number, meant in attempts.items()
+                if number in self._served
+            ]
+
+    def gone(self, served: ServedPartition, offsets: Sequence[int]) -> None:
+        """Records that were to be delivered are done: they were deleted or evicted, or count as delivered."""
+        with self._lock:
+            if self._is_served(served):
                 served.window.finish(offsets)
 
     # Dead letters
@@ -419,7 +511,7 @@ class Dispatch:
         """Whether a spent record is to be sent to the dead-letter topic now."""
         now = self.now_ms()
         with self._lock:
-            return any(_sends(served, now) for served in self._served.values())
+            return any(self._sends(served, now) for served in self._served.values())
 
     def take_letters(self, count: int) -> tuple[ServedPartition, list[DueLetter]] | None:
         """Up to `count` spent records of one partition that are to be sent now, in order; `None` if there are none.
@@ -429,12 +521,25 @@ class Dispatch:
         now = self.now_ms()
         with self._lock:
             for served in self._served.values():
-                if served.dead is not None and _sends(served, now):
+                if served.dead is not None and self._sends(served, now):
                     offsets = served.window.leading_spent()[:count]
-                    if served.dead.begin(offsets):
-                        window, note = served.window, served.dead.note
-                        return served, [DueLetter(at, window.attempts_of(at), note(at)) for at in offsets]
+                    served.dead.begin(offsets)
+                    self._sending[served.number] = served
+                    window, note = served.window, served.dead.note
+                    return served, [DueLetter(at, window.attempts_of(at), note(at)) for at in offsets]
         return None
+
+    def begin_asking(self, served: ServedPartition) -> bool:
+        """Whether the caller may ask what the dead-letter topic has of a partition; it calls `end_letters` then.
+
+        Not while letters are on their way, also those that were taken for a window before this one: it may get more
+        than it has. And none is sent meanwhile.
+        """
+        with self._lock:
+            if served.number in self._sending:
+                return False
+            self._sending[served.number] = served
+            return True
 
     def letters_arrived(self, served: ServedPartition, offsets: Sequence[int], sent: int) -> None:
         """Spent records are done: `sent` of them have arrived in the dead-letter topic, the others are gone."""
@@ -458,6 +563,8 @@ class Dispatch:
             before, served.dead.failure = served.dead.failure, failure
             served.dead.retry_at_ms = 0 if failure is None else self.now_ms() + LETTERS_RETRY_MS
             served.dead.end()
+            if self._sending.get(served.number) is served:
+                del self._sending[served.number]
         if failure is not None and (before is None or before.state is not failure.state):
             logger.warning(
                 "%s[%d]: spent records of the subscription %s wait for the topic %s, and are sent again soon: %s",
@@ -471,11 +578,10 @@ class Dispatch:
 
     # What is lost, where a record is delivered at most once
 
-    def catch_up(self, partition: int, head: int) -> None:
+    def catch_up(self, served: ServedPartition, head: int) -> None:
         """The partition ends at `head`: what lies too far behind is not delivered any more, and counts as lost."""
         with self._lock:
-            served = self._served.get(partition)
-            if served is not None:
+            if self._is_served(served):
                 self._lose(served, served.window.skip_to(head - self._spec.window_records_max))
                 if head > served.window.end:
                     # The waker of the append may not have been called yet.
@@ -560,6 +666,10 @@ class Dispatch:
     def _topic(self) -> str:
         return f"{self._spec.namespace}/{self._spec.topic}"
 
+    def _is_served(self, served: ServedPartition) -> bool:
+        """Whether this very window delivers its partition."""
+        return self._served.get(served.number) is served
+
     def _check(self, consumer: int) -> None:
         if consumer not in self._consumers:
             raise Closed(f"this consumer of the subscription {self._spec.name} of {self._topic} is closed")
@@ -595,6 +705,13 @@ class Dispatch:
             one = served[(self._turn + place) % len(served)]
             if not one.is_blocked and (one.has_news or one.window.is_due(now)):
                 yield one
+
+    def _answered(self, numbers: Iterable[int]) -> None:
+        """Records of these partitions are answered: while some are suspect there, their time begins again."""
+        now = self.now_ms()
+        for served in [self._served[number] for number in numbers if number in self._served]:
+            if _has_suspects(served, now):
+                served.careful_until_ms = now + served.careful_ms
 
     def _ack(self, served: ServedPartition, consumer: int, offsets: Sequence[int]) -> int:
         if served.dead is None:
@@ -635,7 +752,7 @@ class Dispatch:
             state = DeliveryState.DELIVERING if failure is None else failure.state
         return PartitionStanding(
             window.cursor,
-            len(window.acked()),
+            window.acked_count(),
             counts.held,
             counts.delayed,
             counts.spent,
@@ -681,6 +798,20 @@ class Dispatch:
                         ),
                     )
                 )
+
+    def _sends(self, served: ServedPartition, now: int) -> bool:
+        """Whether spent records of a partition are to be sent to the dead-letter topic now, and none is on its way.
+
+        Not while those of a window before this one are: each would be sent by both.
+        """
+        dead = served.dead
+        return (
+            dead is not None
+            and served.number not in self._sending
+            and now >= dead.retry_at_ms
+            and served.window.counts.spent > 0
+            and bool(served.window.leading_spent())
+        )
 
     def _name_gaps(self, served: ServedPartition, gaps: Sequence[Gap], start: int, stop: int) -> None:
         for gap in gaps:
@@ -748,13 +879,10 @@ def _slots(batch: Batch) -> Slots:
     return slots
 
 
-def _sends(served: ServedPartition, now: int) -> bool:
-    """Whether spent records of a partition are to be sent to the dead-letter topic now, and none is on its way."""
-    dead = served.dead
-    return (
-        dead is not None
-        and not dead.is_busy
-        and now >= dead.retry_at_ms
-        and served.window.counts.spent > 0
-        and bool(served.window.leading_spent())
-    )
+def _is_careful(served: ServedPartition, now: int) -> bool:
+    return now < served.careful_until_ms
+
+
+def _has_suspects(served: ServedPartition, now: int) -> bool:
+    """Whether records of a partition are to be delivered one at a time: see `Dispatch.is_careful`."""
+    return _is_careful(served, now) and served.window.has_suspects()

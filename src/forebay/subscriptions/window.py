@@ -4,7 +4,7 @@ A pure state machine over offsets: no payloads, no clock, no lock, no input or o
 the end of the window is in one state:
 
     offer ─▸ READY ── take ──▸ HELD by a consumer ── ack ──▸ DONE
-               ▴                 │  ack time-out, or the consumer leaves: READY again
+               ▴                 │  ack time-out from `hand_over` on, or the consumer leaves: READY again
                └── DELAYED ◂─────┤  nack: READY again after a delay
                                  └▸ SPENT: delivered `deliveries_max` times; it is not delivered any more
 
@@ -80,6 +80,52 @@ class WindowCounts(NamedTuple):
     spent: int
 
 
+class WindowCopy(NamedTuple):
+    """What a window knows at one moment: its cursor, and of each offset from there to its end the state and attempts.
+
+    To make one copies some bytes for each offset and nothing more, so that it is quick under a lock; what is to be
+    stored is found out of the copy without one. Offsets are looked at by numpy alone: a million of them take
+    milliseconds.
+    """
+
+    cursor: int
+    state: npt.NDArray[np.uint8]
+    tried: npt.NDArray[np.uint16]
+    known_acked: OffsetSet
+    """Offsets that an earlier process knew to be done; of these, those below the end are in `state`."""
+    known_attempts: Mapping[int, int]
+
+    @property
+    def end(self) -> int:
+        """The first offset that was not offered yet."""
+        return self.cursor + len(self.state)
+
+    def acked(self) -> OffsetSet:
+        """The offsets above the cursor that are done, those not offered again yet included."""
+        return OffsetSet.of(np.flatnonzero(self.state == DONE) + self.cursor) | self._known_above()
+
+    def acked_ranges(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The same as ranges: where each begins and where it ends, in order."""
+        starts, stops = _ranges(np.flatnonzero(self.state == DONE) + self.cursor)
+        more_starts, more_stops = _ranges(self._known_above().offsets())
+        return np.concatenate((starts, more_starts)), np.concatenate((stops, more_stops))
+
+    def attempts(self, count: int) -> dict[int, int]:
+        """How often unfinished records were delivered: of `count` of them, those delivered most often first."""
+        places = np.flatnonzero((self.tried > 0) & (self.state != DONE))
+        if len(places) > count:
+            # By how often, then by place: one number of both is all different.
+            order = (ATTEMPTS_MAX - self.tried[places].astype(np.int64)) * len(self.state) + places
+            places = places[np.argpartition(order, count)[:count]]
+        found = dict(zip((places + self.cursor).tolist(), self.tried[places].tolist(), strict=True))
+        found.update((offset, tried) for offset, tried in self.known_attempts.items() if offset >= self.end)
+        most = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:count]
+        return dict(sorted(most))
+
+    def _known_above(self) -> OffsetSet:
+        return self.known_acked.clipped(self.end, OFFSET_MAX)
+
+
 class _KeySlots:
     """With which consumer the records of each slot are, so that a key is never with two at once, and where they are."""
 
@@ -133,7 +179,8 @@ class Window:
 
     What an earlier process knew comes in by `acked` (offsets above the cursor that are done) and `attempts` (how often
     others were delivered); it is applied when those offsets are offered. With `by_key` the order of each key is kept:
-    `offer` is given the slots of the records.
+    `offer` is given the slots of the records. With `is_next_life` the process before may have ended by one of
+    those that were delivered: see `has_suspects`.
     """
 
     def __init__(
@@ -144,6 +191,7 @@ class Window:
         by_key: bool = False,
         acked: OffsetSet | None = None,
         attempts: Mapping[int, int] | None = None,
+        is_next_life: bool = False,
     ) -> None:
         self._limits = limits
         self._base = cursor
@@ -151,6 +199,8 @@ class Window:
         self._high = 0
         self._known_acked = OffsetSet() if acked is None else acked
         self._known_attempts = dict(attempts or {})
+        self._suspects = set(self._known_attempts) if is_next_life else set()
+        """Those that were with a consumer when an earlier process ended; `has_suspects` removes what is cleared."""
         self._keys = _KeySlots() if by_key else None
         self._state: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._attempts: npt.NDArray[np.uint16] = np.empty(0, np.uint16)
@@ -210,18 +260,31 @@ class Window:
         """The consumers that may take ready records which no other may take: they hold earlier ones of the slot."""
         return [] if self._keys is None or not self._counts[READY] else self._keys.due_holders()
 
+    def has_suspects(self) -> bool:
+        """Whether there are records that were out when an earlier process ended, and have had no answer since.
+
+        One of them may be what has ended it. An answer of either kind says that it has not this time.
+        """
+        for offset in list(self._suspects):
+            is_past = offset < self.cursor
+            if is_past or (offset < self.end and self._state[offset - self._base] in (DONE, SPENT, DELAYED)):
+                self._suspects.discard(offset)
+        return bool(self._suspects)
+
     def held_by(self, consumer: int) -> int:
         """How many records a consumer holds."""
         return self._held_by.get(consumer, 0)
 
     # What comes in
 
-    def offer(self, records: Sequence[tuple[int, int]], stop: int, slots: Slots | None = None) -> int:
-        """Take in the offsets from `end` to `stop`: the ranges `records` have a record each, the others have none.
+    def offer(self, start: int, records: Sequence[tuple[int, int]], stop: int, slots: Slots | None = None) -> int:
+        """Take in the offsets from `start` to `stop`: the ranges `records` have a record each, the others have none.
 
-        Returns the new end, which lies before `stop` if the window is full. What lies below `end` is left as it is.
-        `slots` are those of all records, in order.
+        Returns the new end, which lies before `stop` if the window is full. What does not begin where the window ends
+        is not taken in: the offsets between would count as done. `slots` are those of all records, in order.
         """
+        if start != self.end:
+            return self.end
         if self._low == self._high:
             self._jump(next((max(start, self.end) for start, end in records if end > self.end), max(stop, self.end)))
         start = self.end
@@ -307,20 +370,36 @@ class Window:
     # What consumers do
 
     def take(self, consumer: int, count: int, now: int) -> Taken:
-        """Up to `count` records that are due, by offset; the consumer holds them until its ack time-out."""
+        """Up to `count` records that are due, by offset; the consumer holds them from now on.
+
+        They are on their way: `hand_over` begins their ack time-out. One that never gets there (`give_back`, or the
+        consumer leaves before) was not delivered.
+        """
         self.tick(now)
         found = self._ready_for(consumer, count)
         if not len(found):
             return Taken([], [])
         self._change(found, READY, HELD)
         self._holder[found] = consumer
-        self._due[found] = now + self.limits.ack_timeout_ms
-        self._first_due = min(self._first_due, now + self.limits.ack_timeout_ms)
+        self._due[found] = _NEVER
         self._attempts[found] = np.minimum(self._attempts[found].astype(np.int64) + 1, ATTEMPTS_MAX)
         self._held_by[consumer] = self._held_by.get(consumer, 0) + len(found)
         if self._keys is not None:
             self._keys.hold(consumer, self._slot[found])
         return Taken((found + self._base).tolist(), self._attempts[found].tolist())
+
+    def hand_over(self, consumer: int, offsets: Sequence[int], attempts: Sequence[int], now: int) -> list[bool]:
+        """The consumer gets these records now, in these deliveries; for each, whether it is still to get it.
+
+        It is not if the record is done by now, or another delivery of it was begun since.
+        """
+        found = np.asarray(offsets, np.int64) - self._base
+        is_held = self._is_held(consumer, found, attempts)
+        held = found[is_held]
+        if len(held):
+            self._due[held] = now + self.limits.ack_timeout_ms
+            self._first_due = min(self._first_due, now + self.limits.ack_timeout_ms)
+        return [bool(one) for one in is_held]
 
     def ack(self, consumer: int, offsets: Sequence[int]) -> int:
         """These records are done; how many of them were not before.
@@ -360,6 +439,8 @@ class Window:
         if attempts is not None:
             offsets = [at for at, number in zip(offsets, attempts, strict=True) if self._is_attempt(at, number)]
         found = self._held(consumer, offsets)
+        # What is on its way cannot be refused yet.
+        found = found[self._due[found] != _NEVER]
         self._unhold(found, consumer)
         spent, again = self._parted(found)
         self._change(spent, HELD, SPENT)
@@ -374,20 +455,28 @@ class Window:
                 self._keys.delay(self._slot[again])
         return len(found)
 
-    def give_back(self, consumer: int, offsets: Sequence[int]) -> int:
-        """These were taken and did not reach the consumer: they are due again as if they had not been delivered."""
-        found = self._held(consumer, offsets)
+    def give_back(self, consumer: int, offsets: Sequence[int], attempts: Sequence[int]) -> int:
+        """These deliveries did not reach the consumer: the records are due again as if they had not been begun.
+
+        Returns how many of them the consumer held: a record that was delivered again since stays as it is.
+        """
+        places = np.asarray(offsets, np.int64) - self._base
+        found = places[self._is_held(consumer, places, attempts)]
         self._unhold(found, consumer)
-        self._attempts[found] -= 1
-        self._make_ready(found, HELD)
+        self._take_back(found)
         return len(found)
 
     def release(self, consumer: int) -> int:
-        """The consumer has left: what it held is due at once; how many records that is."""
+        """The consumer has left: what it held is due at once; how many records that is.
+
+        What was on its way to it was not delivered.
+        """
         live = slice(self._low, self._high)
         found = np.flatnonzero((self._state[live] == HELD) & (self._holder[live] == consumer)) + self._low
         self._unhold(found, consumer)
-        self._end_delivery(found)
+        is_coming = self._due[found] == _NEVER
+        self._take_back(found[is_coming])
+        self._end_delivery(found[~is_coming])
         return len(found)
 
     def tick(self, now: int) -> int:
@@ -448,19 +537,29 @@ class Window:
         """How often a record of the window was delivered."""
         return int(self._attempts[offset - self._base])
 
+    def copied(self) -> WindowCopy:
+        """What is known now, which stays as it is while the window goes on."""
+        live = slice(self._low, self._high)
+        return WindowCopy(
+            self.cursor,
+            self._state[live].copy(),
+            self._attempts[live].copy(),
+            self._known_acked,
+            dict(self._known_attempts),
+        )
+
     def acked(self) -> OffsetSet:
         """The offsets above the cursor that are done, those not offered again yet included."""
-        done = np.flatnonzero(self._state[self._low : self._high] == DONE) + self.cursor
-        return OffsetSet.of(done) | self._known_acked.clipped(self.end, OFFSET_MAX)
+        return self.copied().acked()
+
+    def acked_count(self) -> int:
+        """How many those are."""
+        done = int(np.count_nonzero(self._state[self._low : self._high] == DONE))
+        return done + self._known_acked.count_in(self.end, OFFSET_MAX)
 
     def attempts(self, count: int) -> dict[int, int]:
-        """How often unfinished records were delivered: of `count` of them, those delivered most often first."""
-        live = slice(self._low, self._high)
-        tried = np.flatnonzero((self._attempts[live] > 0) & (self._state[live] != DONE)) + self._low
-        found = {int(place) + self._base: int(self._attempts[place]) for place in tried}
-        found.update((offset, tried) for offset, tried in self._known_attempts.items() if offset >= self.end)
-        most = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:count]
-        return dict(sorted(most))
+        """See `WindowCopy.attempts`."""
+        return self.copied().attempts(count)
 
     # How
 
@@ -476,6 +575,21 @@ class Window:
         found = self._within(offsets)
         held: Indexes = found[(self._state[found] == HELD) & (self._holder[found] == consumer)]
         return held
+
+    def _is_held(self, consumer: int, found: Indexes, attempts: Sequence[int]) -> Mask:
+        """Of each place, also one outside of the window, whether the consumer holds its record by this delivery."""
+        inside: Mask = (found >= self._low) & (found < self._high)
+        places = np.where(inside, found, self._low)
+        if not inside.any():
+            return inside
+        is_meant = self._attempts[places] == np.minimum(np.asarray(attempts, np.int64), ATTEMPTS_MAX)
+        held: Mask = inside & (self._state[places] == HELD) & (self._holder[places] == consumer) & is_meant
+        return held
+
+    def _take_back(self, found: Indexes) -> None:
+        """Deliveries of these were begun and not made, and no consumer holds the records any more."""
+        self._attempts[found] -= 1
+        self._end_delivery(found)
 
     def _may_finish(self, consumer: int, found: Indexes) -> Mask:
         state = self._state[found]
@@ -647,3 +761,11 @@ class Window:
             self._slot, self._link = moved(self._slot), moved(self._link)
         self._base += self._low
         self._low, self._high = 0, count
+
+
+def _ranges(offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where the ranges of these offsets, which are in order, begin and end."""
+    if not len(offsets):
+        return offsets, offsets
+    breaks = np.flatnonzero(np.diff(offsets) != 1)
+    return offsets[np.concatenate(([0], breaks + 1))], offsets[np.concatenate((breaks, [len(offsets) - 1]))] + 1

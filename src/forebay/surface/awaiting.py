@@ -328,10 +328,18 @@ class DeadLetters(Protocol):
     async def get(self, offset: int, partition: int = 0) -> DeadLetter:
         """The dead letter at a place; `Invalid` if there is none."""
 
-    async def replay(self, places: Iterable[LetterPlace] | None = None, *, to: str | TopicName | None = None) -> int:
+    async def replay(
+        self,
+        places: Iterable[LetterPlace] | None = None,
+        *,
+        to: str | TopicName | None = None,
+        origins: Iterable[str | TopicName] = (),
+    ) -> int:
         """Append dead letters to the topic they come from, or to another one, and remove them; how many.
 
-        All that are here now, or those at `places`. Each exactly once, also if this is killed and run again.
+        All that are here now, or those at `places`. Each exactly once, also if this is killed and run again. A record
+        that is not `is_vouched` is replayed only if `origins` names the topic it says it comes from: any writer of this
+        topic may have made it. Else it is passed over; `Invalid` if it is one of `places`.
         """
 
     async def purge(self, places: Iterable[LetterPlace] | None = None) -> int:

@@ -30,6 +30,7 @@ from forebay.engines.readonly import FollowedShard
 from forebay.engines.rocksdb.database import RocksDatabase
 from forebay.engines.rocksdb.removal import Making
 from forebay.engines.rocksdb.shard import RocksShard
+from forebay.lifecycle import closed
 from forebay.loads.attach import Attaching
 from forebay.loads.prepare import Load
 from forebay.loads.service import Loads
@@ -47,7 +48,7 @@ from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.eviction import ByteCount
 from forebay.shard.history import ShardHistory
 from forebay.shard.tiers import RecordedHistory, Tiers
-from forebay.storage import Storage, Topic
+from forebay.storage import Storage, Topic, owner
 from forebay.storage.append import Single
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.history import HistoryWorker
@@ -57,12 +58,17 @@ from forebay.storage.background.sync import SyncWorker
 from forebay.storage.in_memory import InMemoryBackend
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
+from forebay.testing.simulated.metadata import FaultyWatch
 from forebay.wal.bounds import MemoryBounds
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
+from forebay.wal.readonly import FollowedLog
 from forebay.wal.upkeep import AT_ONCE
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 0.005
+"""So often a thread looks whether what it waits for is so."""
 W = TypeVar("W", bound=SyncWorker | SealWorker | HistoryWorker | LimitsWorker | CleanupWorker)
 
 
@@ -97,6 +103,17 @@ def inside(opened: object) -> object:
     elif isinstance(opened, AsyncLog):
         opened = opened._log
     return next(door(opened) for kind, door in _DOORS if isinstance(opened, kind))
+
+
+@contextmanager
+def metadata_instead(store: MetadataStore) -> Iterator[None]:
+    """Have owners that are opened meanwhile go by this metadata store, whatever their settings name."""
+    whole = owner._open_metadata
+    owner._open_metadata = lambda *_: store
+    try:
+        yield
+    finally:
+        owner._open_metadata = whole
 
 
 class InsideTopic:
@@ -237,8 +254,7 @@ class InsideLog:
 
     def collect_directory(self) -> None:
         """Collect what loads and shards that are not open here have left, as the worker does now and then."""
-        owned = {shard.ref.id for shard in self.engine.shards()}
-        self.cleanup.collect_directory(self.log.topics, owned)
+        _owner(self.log).cleanup.collect_directory()
 
     @property
     def engine(self) -> SegmentEngine:
@@ -292,6 +308,11 @@ class InsideLog:
         """Every shard that is open now."""
         return self.log._backend.shards.all()
 
+    @property
+    def session_id(self) -> str:
+        """The session that this process owns its shards by."""
+        return _owner(self.log).opened.owner_session.session.id
+
     def lose_session(self) -> None:
         """End the session that this process owns its shards by, as if its lease had run out."""
         _owner(self.log).opened.owner_session.session.close()
@@ -320,6 +341,35 @@ class InsideLog:
         assert isinstance(backend, ReadOnlyBackend), "only these follow what another process owns"
         return backend._engine
 
+    @contextmanager
+    def changes_held_back(self) -> Iterator[None]:
+        """Meanwhile the log sees nothing of what other processes do to definitions, and does not know that."""
+        following, is_stale = self.log._backend.following, True
+        following.step(60)
+        with following._following:
+            assert following._watch is not None
+            following._watch = FaultyWatch(following._watch, is_stale=lambda: is_stale)
+        try:
+            yield
+        finally:
+            is_stale = False
+
+    def has_left(self, topic: Topic) -> bool:
+        """Whether the open shards of a topic acknowledge nothing any more, as another process has deleted it."""
+        found = [shard for shard in self.shards() if shard.ref.spec.topic_id == topic.spec.topic_id]
+        return all(shard.wal.has_left if isinstance(shard, SegmentShard) else shard._left for shard in found)  # type: ignore[attr-defined]
+
+    def kill(self) -> None:
+        """End the log as the end of its process does: nothing more is written, and its locks and sessions are free.
+
+        No other thread uses the log. Not for one that has opened its RocksDB, which belongs to the process.
+        """
+        self.log._lifetime.end()
+        self.workers.stop()
+        self.metadata.abandon()
+        self.disk.abandon()
+        closed(self.log)
+
     def lose_changes(self) -> None:
         """End the watch on definitions, as a metadata store that went away does."""
         self.log._backend.following._end_watch()
@@ -331,6 +381,16 @@ class InsideLog:
         self.workers.cleanup.step()
         # Waits where the worker itself has just begun with a shard.
         _owner(self.log).clear_moved()
+
+    def end_deleted(self) -> None:
+        """Stop and close what is open of topics that other processes have deleted, as a worker does."""
+        self.follow_changes()
+        _owner(self.log)._ending.step()
+        self.follow_changes()
+
+    def flush_cursors(self) -> None:
+        """Write the commits that are kept for later, as the flusher does."""
+        self.log._backend.cursors.flush()
 
     @property
     def deletions(self) -> Deletions:
@@ -369,12 +429,24 @@ class InsideFollowed:
 
     @property
     def past(self) -> RecordedHistory:
-        """What the metadata store has recorded of the shard."""
-        return self._shard._past
+        """What the metadata store has recorded of the shard, as its latest reader saw it."""
+        return self._shard._latest.past
+
+    @property
+    def log(self) -> FollowedLog:
+        """The files of the log, as its latest reader saw them."""
+        return self._shard._latest.log
+
+    @property
+    def views(self) -> int:
+        """How many readers have a view of their own, or had one of late."""
+        return len(self._shard._views)
 
     def forget_looks(self) -> None:
         """Have the next use look at what the owner has done, however short ago the last look was."""
-        self._shard._looked_at = self._shard._past._looked_at = float("-inf")
+        self._shard._looked_at = float("-inf")
+        for view in self._shard._views:
+            view.past._looked_at = float("-inf")
 
     def skip_next_look(self, clock: Clock) -> None:
         """Have the next use look at nothing, as right after a look."""
@@ -672,7 +744,10 @@ class InsideHistory(InsideWorker[HistoryWorker]):
 
 def await_workers(log: AsyncLog) -> None:
     """Return once the threads of a log for asyncio have done what they were given, also where it is not open."""
-    log._workers._control.shutdown(wait=True)
+    executor = log._workers._executor
+    looking = threading.Event()
+    while executor._schedule.has_waiting() or any(work.keys for work in executor._schedule._works.values()):
+        looking.wait(LOOK_SECONDS)
 
 
 def _owner(log: Storage) -> OwnerBackend:

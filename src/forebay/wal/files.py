@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from forebay.clock import Clock
@@ -330,6 +330,8 @@ class FileList:
     def __init__(self, files: Sequence[LogFile | SealedFile] = (), clock: Clock | None = None) -> None:
         self._clock = clock
         self.all: tuple[LogFile | SealedFile, ...] = tuple(sorted(files, key=_start))
+        self.logs: tuple[LogFile, ...] = tuple(file for file in self.all if isinstance(file, LogFile))
+        """Those of them that are not sealed: few, however many files there are."""
         # The writer adds while the sealer replaces: neither may undo the other.
         self._changing = RankedLock(Rank.LEAF, "wal.file_list")
         self.replacing = RankedLock(Rank.IO, "wal.file_names")
@@ -339,22 +341,51 @@ class FileList:
         """A newer file."""
         with self._changing:
             self.all = (*self.all, file)
+            self._list_log(file)
 
     def replace(self, old: LogFile | SealedFile, new: LogFile | SealedFile) -> None:
         """The same records in another file."""
         with self._changing:
-            self.all = tuple(new if file is old else file for file in self.all)
+            place = self._place(old)
+            if place is not None:
+                self.all = (*self.all[:place], new, *self.all[place + 1 :])
+                self._unlist_log(old)
+                self._list_log(new)
 
     def forget(self, path: str) -> None:
         """This file is no part of the shard."""
         with self._changing:
             self.all = tuple(file for file in self.all if file.path != path)
+            self.logs = tuple(file for file in self.logs if file.path != path)
 
     def drop(self, file: LogFile | SealedFile) -> None:
         """The oldest file is no longer here; what it held is answered for elsewhere."""
         with self._changing:
             assert self.all[0] is file, "only the oldest file may go, so that no gap is left"
             self.all = self.all[1:]
+            self._unlist_log(file)
+
+    def _place(self, file: LogFile | SealedFile) -> int | None:
+        files, place = self.all, bisect_left(self.all, file.start, key=_start)
+        while place < len(files) and files[place].start == file.start:
+            if files[place] is file:
+                return place
+            place += 1
+        return None
+
+    def _list_log(self, file: LogFile | SealedFile) -> None:
+        if isinstance(file, LogFile):
+            self.logs = tuple(sorted((*self.logs, file), key=_start))
+
+    def _unlist_log(self, file: LogFile | SealedFile) -> None:
+        if isinstance(file, LogFile):
+            self.logs = tuple(log for log in self.logs if log is not file)
+
+    def reaching(self, offset: int) -> Iterator[LogFile | SealedFile]:
+        """The files from the one on that may reach beyond `offset`, in order; those before are not looked at."""
+        files = self.all
+        for place in range(max(bisect_right(files, offset, key=_start) - 1, 0), len(files)):
+            yield files[place]
 
     @property
     def begins(self) -> int | None:
@@ -368,9 +399,9 @@ class FileList:
         A file, the gap that the file behind it names, or `None` where no file answers: before all of them, behind
         them, or where one is missing. Reads at most the indexes of files behind a gap.
         """
-        files, at = self.all, start
+        at = start
         spans: list[Span[LogFile | SealedFile | Gap | None]] = []
-        for file in files[max(bisect_right(files, start, key=_start) - 1, 0) :]:
+        for file in self.reaching(start):
             if at >= stop:
                 break
             if file.start > at:
@@ -401,6 +432,21 @@ class FileList:
         if self._clock is not None and isinstance(tier, SealedFile):
             tier.read_last = self._clock.monotonic()
         return tier.read(offset, bytes_max).clipped(tier.end)
+
+    def before_gaps(self, end: int) -> int:
+        """Where the gaps begin that the log ends in, `end` being its end; that is `end` if it ends in a record.
+
+        Looks at files that are not sealed, and at what is known of them: there is no input or output.
+        """
+        for file in reversed(self.all):
+            if not isinstance(file, LogFile):
+                break
+            for gap in reversed(file.gaps):
+                if gap.stop == end and gap.reason is not Reason.HISTORY:
+                    end = gap.start
+            if end > file.previous_end:
+                break
+        return end
 
     def await_replacement(self) -> None:
         """Whatever took a file's name is listed on return."""
@@ -433,7 +479,7 @@ class FileList:
         attempts = Attempts(self)
         while True:
             try:
-                found = (file.offset_at_time(timestamp) for file in self.all if file.end > start)
+                found = (file.offset_at_time(timestamp) for file in self.reaching(start) if file.end > start)
                 return next((offset for offset in found if offset is not None), None)
             except OSError as error:
                 if not attempts.again(error):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import threading
 from collections.abc import Callable
 from enum import Enum, auto
@@ -23,14 +24,14 @@ from forebay.appends.group_commit import GroupCommit
 from forebay.appends.queue import AppendQueue, Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.disk import SyncFailedBefore
-from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Unavailable
+from forebay.errors import Closed, DataLoss, Fenced, ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.pages import LOOP_BYTES_MAX, Page
-from forebay.records import Gap, Offsets
+from forebay.records import Gap, Offsets, Reason
 from forebay.topics import Durability
 from forebay.wal.bounds import MemoryBounds
-from forebay.wal.files import FileList
-from forebay.wal.recovery.heal import rebuild
+from forebay.wal.files import FileList, LogFile
+from forebay.wal.recovery.heal import Rebuilt, rebuild
 from forebay.wal.refusals import Refusals, fenced, refusals
 from forebay.wal.removals import Removals
 from forebay.wal.tail import CachedFrame, LiveFile, Tail
@@ -79,6 +80,26 @@ class LogState(NamedTuple):
     """The log was fenced, and may be closed since."""
 
 
+def _not_owned() -> bool:
+    """Whether this process still owns the shard, once its topic was deleted."""
+    return False
+
+
+class Stall(NamedTuple):
+    """Why acknowledged records of class `memory` wait in the queue: a commit could not write them."""
+
+    reason: str
+    start: int
+    stop: int
+    """The records of `[start, stop)` waited on when the last commit failed."""
+
+    def __str__(self) -> str:
+        return (
+            f"offsets [{self.start}, {self.stop}) are acknowledged and wait in memory, because they could not be "
+            f"written ({self.reason}); they are written as soon as that is put right"
+        )
+
+
 class WrittenCommit(NamedTuple):
     """A commit whose frames are in the file, before readers see them: only under the commit lock."""
 
@@ -124,8 +145,17 @@ class Wal:
         self._on_dirty = on_dirty
         self.dirty_since: float | None = None
         self.queued_since: float | None = None
+        self.stall: Stall | None = None
+        """Why acknowledged records wait in the queue, if the last commit could not write them."""
+        self.lost: Gap | None = None
+        """From the first to the last record that was acknowledged in this life of the log and is gone."""
+        self._losses = self._losses_said = 0
         self.idle_since = writer.clock.monotonic()
         self.still_owner = still_owner
+        self._left: UnknownTopic | None = None
+        """Why nothing is acknowledged any more, if the topic was deleted."""
+        self._unhealed: str | None = None
+        """Why the last healing failed, without its numbers."""
         self._space = FreeSpace(writer.disk, place.directory, place, settings.free_bytes_min)
 
     # State
@@ -139,6 +169,11 @@ class Wal:
     def fenced(self) -> str | None:
         """Why this log will never take an append again, if so: another owner has the shard, or may have."""
         return self.state.reason if self.state.is_fenced else None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the topic was deleted by another process, so that nothing is acknowledged any more."""
+        return self._left is not None
 
     @property
     def closed(self) -> bool:
@@ -164,7 +199,7 @@ class Wal:
         """`Closed` or `Fenced` if the log will never be written again."""
         self.check_open()
         if self.state.phase is LogPhase.FENCED:
-            raise fenced(self.writer.place, str(self.state.reason)).later
+            raise self._fenced(str(self.state.reason)).later
 
     # Appending
 
@@ -209,12 +244,13 @@ class Wal:
         """
         writer, queue, tail, counters = self.writer, self.queue, self.tail, self.counters
         now, base = writer.clock.monotonic(), writer.end
-        if now >= self._space.due:
+        if now >= self._space.due or self._space.left <= 0:
             return None
         try:
             made = writer.write_one(row, queue)
             if made is None:
                 return None
+            self._space.left -= len(made.data)
             if self.policy.syncs_before_ack:
                 writer.sync()
             # As in `_commit`.
@@ -282,9 +318,21 @@ class Wal:
         self.group.commit()
 
     def _commit(self) -> None:
-        """Write, publish and acknowledge what waits, in this order, or fail it. The caller holds the commit lock."""
+        """Write, publish and acknowledge what waits, in this order, or fail it. The caller holds the commit lock.
+
+        What is acknowledged and cannot be written stays in the queue; see `_fail_queued`.
+        """
+        if self.policy.acks_in_queue and self.queue.next > self.writer.reserved_end:
+            # What is acknowledged goes first: it must not wait for a reservation that others need.
+            self._commit_taken(self.writer.reserved)
+            if self.stall is not None:
+                return
+        self._commit_taken(None)
+
+    def _commit_taken(self, below: int | None) -> None:
+        """As `_commit`, of the appends that end at or below an offset, or of all."""
         try:
-            written = self._write_queued()
+            written = self._write_queued(below=below)
             if written is not None:
                 if self.policy.syncs_before_ack:
                     self.writer.sync()
@@ -294,18 +342,29 @@ class Wal:
             if not isinstance(error, OSError | ForebayError):
                 raise
 
-    def _write_queued(self, end_max: int | None = None) -> WrittenCommit | None:
-        """Write what waits, in a new file if it is time for one; `None` if nothing waits, or it is not to be taken."""
+    def _write_queued(self, end_max: int | None = None, below: int | None = None) -> WrittenCommit | None:
+        """Write what waits, in a new file if it is time for one; `None` if nothing waits, or it is not to be taken.
+
+        With `below` only the appends that end at or below it.
+        """
         writer, queue = self.writer, self.queue
         self.queued_since = None
         if writer.in_doubt or queue.taken:
             self._end_interrupted()
-        queue.take(end_max)
+        if self.state.phase is LogPhase.FAILED:
+            # What waits is acknowledged, and written once the log is healed.
+            return None
+        size = queue.bytes
+        if below is None:
+            queue.take(end_max)
+        else:
+            queue.take_below(below)
         if not queue.taken:
             return None
         now = writer.clock.monotonic()
-        if now >= self._space.due:
-            self._space.check(now)
+        if now >= self._space.due or size > self._space.left:
+            self._space.check(now, size)
+        self._space.left -= size
         active = writer.active
         if active is not None and active.position >= self.settings.rotate_bytes_max and not writer.syncing:
             self.rotate_locked()
@@ -328,6 +387,8 @@ class Wal:
         if self.dirty_since is None:
             self.note_dirty()
         self.queue.acknowledge()
+        if self.stall is not None:
+            self._end_stall()
         if counters.commits % TIMED_COMMITS == 1:
             counters.append_seconds.observe(writer.clock.monotonic() - begun)
         # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.
@@ -468,7 +529,8 @@ class Wal:
         self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
         with self.group.lock:
             self.check_writable()
-            assert self.queue.is_empty, "appends are held, and what was queued is committed"
+            if not self.queue.is_empty:
+                raise Unavailable(f"{self.writer.place} cannot go on behind what history has: {self.stall}")
             if stop <= self.writer.next:
                 return
             try:
@@ -481,15 +543,53 @@ class Wal:
         self.wake()
         self.group.call_back()
 
-    def fence(self, reason: str) -> None:
+    def give_back_reserved(self, end: int) -> Callable[[], bool] | None:
+        """Use no offset from `end` on before it is reserved again, if the log ends there and nothing is queued.
+
+        `None` if not so, or other threads write the log for too long. Else the result says whether no reservation has
+        begun since, so that what is reserved outside may be taken back. From here on an append reserves before its
+        first byte, and class memory acknowledges none in the queue.
+        """
+        is_free = False
+        try:
+            is_free = self.group.lock.acquire(timeout=NOTE_WAIT_SECONDS)
+            if not is_free or self.state.phase is not LogPhase.OPEN:
+                return None
+            return self.queue.if_idle_at(end, lambda: self.writer.give_back(end))
+        finally:
+            if is_free:
+                self.group.lock.release()
+
+    def fence(self, why: str | Fenced) -> None:
         """Another owner has the shard: stop for ever. What is queued fails, and so does every later append."""
         with self.group.lock:
             if self.state.phase in (LogPhase.OPEN, LogPhase.FAILED):
-                self._fence(reason)
+                self._fence(why)
         self.group.call_back()
 
-    def _fence(self, reason: str) -> ForebayError:
-        answers = fenced(self.writer.place, reason)
+    def leave(self, why: UnknownTopic) -> None:
+        """The topic was deleted: acknowledge nothing from now on, and answer every append with `why`.
+
+        Holds from the call on, also while another thread writes: what that one writes is not acknowledged. On return
+        no append is under way.
+        """
+        # In this order: the thread that finds itself no owner any more answers with the reason.
+        self._left = why
+        self.still_owner = _not_owned
+        self.fence(str(why))
+
+    def _fenced(self, reason: str) -> Refusals:
+        """What a log that will never be written again answers. Of a deleted topic no append ever appears."""
+        if self._left is not None:
+            return Refusals(later=self._left, written=self._left, queued=self._left)
+        return fenced(self.writer.place, reason)
+
+    def _fence(self, why: str | Fenced) -> ForebayError:
+        if isinstance(why, Fenced) and why.deleted and self._left is None:
+            name = self.writer.place
+            self._left = UnknownTopic(f"{name}: the topic was deleted: this handle has ended", shard=name)
+        reason = str(why)
+        answers = self._fenced(reason)
         return self._stop(LogPhase.FENCED, reason, answers if self.writer.in_doubt else answers.unwritten(), self.head)
 
     # Failing and healing
@@ -504,16 +604,18 @@ class Wal:
             # Published already: whatever failed then did not fail these appends.
             self.queue.acknowledge()
         if isinstance(error, Fenced):
-            return self._fence(str(error))
+            return self._fence(error)
+        if self.policy.acks_in_queue and self.is_session_over:
+            return self._fence(f"the session in which it was acquired has ended ({error})")
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
         if not writer.in_doubt:
-            self.queue.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
+            self._fail_queued(reason, refusal, refusal, writer.next)
             if writer.active is not None and writer.active.position != writer.active.synced:
                 # An interrupt (Ctrl-C) may have come between a publication and its note.
                 self.note_dirty()
             return refusal
-        return self._stop(LogPhase.FAILED, reason, refusals(name, reason), self._skip_lost(self.head))
+        return self._stop(LogPhase.FAILED, reason, refusals(name, reason), self.head)
 
     def _end_interrupted(self) -> None:
         """Finish what a thread left undone that was interrupted (Ctrl-C) while it handled a failure.
@@ -527,7 +629,8 @@ class Wal:
         if queue.taken or (self.writer.in_doubt and phase is LogPhase.OPEN):
             reason = self.state.reason or f"{self.writer.place}: interrupted before the appends were answered"
             raise (Fenced if phase is LogPhase.FENCED else Unavailable)(reason)
-        self.writer.account()
+        if phase is LogPhase.OPEN:
+            self.writer.account()
 
     def _stop(self, phase: LogPhase, reason: str, answers: Refusals, next_offset: int) -> ForebayError:
         """Take no appends any more, and answer all that wait; the answer to those that were being written."""
@@ -538,37 +641,119 @@ class Wal:
                 self.tail.live.end()
             else:
                 self.show()
-            self.queue.fail(answers.written, answers.queued, next_offset)
-            logger.error("%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
+            self._fail_queued(reason, answers.written, answers.queued, next_offset)
+            level = logging.ERROR if self._left is None else logging.INFO
+            logger.log(level, "%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
         finally:
             # Also after an interrupt (Ctrl-C): nothing else asks that the log is healed or given up.
             self._on_dirty()
         return answers.written
 
-    def _skip_lost(self, end: int) -> int:
-        """Where to go on: at `end`, but class `memory` acknowledges what only waits, and gives out no offset twice."""
-        if not self.policy.acks_in_queue or self.queue.next <= end:
-            return end
-        self.writer.skip_lost(self.queue.next, end)
-        return self.queue.next
+    def _fail_queued(self, reason: str, written: ForebayError, queued: ForebayError, next_offset: int) -> None:
+        """Fail what was taken and what waits, but for what class `memory` has acknowledged: that waits on.
+
+        It is written by a later commit, or once the log is healed; a log that is fenced has lost it. The caller holds
+        the commit lock.
+        """
+        queue = self.queue
+        first, held = queue.first, min(queue.next, self.writer.reserved)
+        if not self.policy.acks_in_queue or held <= first:
+            queue.fail(written, queued, next_offset)
+            return
+        if self.state.phase is LogPhase.FENCED or (self.state.phase is LogPhase.OPEN and first != self.writer.next):
+            self._note_loss(Gap(first, held, Reason.LOST), reason)
+            queue.fail(written, queued, max(next_offset, self._skipped_to(queue.next)))
+            self.stall = None
+            return
+        queue.fail(written, queued, next_offset, kept_end=held)
+        if queue.is_empty:
+            # Records of one append that is not acknowledged, because it reaches further.
+            return
+        if self.stall is None:
+            logger.warning("%s: offsets [%d, %d) wait in memory: %s", self.writer.place, first, queue.next, reason)
+        self.stall = Stall(reason, first, queue.next)
+        self._note_queued()
+
+    def _end_stall(self) -> None:
+        """What had to wait in the queue is written."""
+        self.stall = None
+        logger.warning("%s: what waited in memory is written, up to offset %d", self.writer.place, self.head)
+
+    def _note_loss(self, gap: Gap, reason: str) -> None:
+        """Records that were acknowledged are gone: say so now, and to every `flush` that covers them.
+
+        Not of a topic that was deleted: they were to go.
+        """
+        if self._left is not None:
+            return
+        before = self.lost or gap
+        self.lost = Gap(min(before.start, gap.start), max(before.stop, gap.stop), Reason.LOST)
+        self._losses += 1
+        logger.error(
+            "%s: offsets [%d, %d) were acknowledged and are lost: %s", self.writer.place, gap.start, gap.stop, reason
+        )
+
+    def _loss(self) -> DataLoss:
+        assert self.lost is not None
+        start, stop, place = self.lost.start, self.lost.stop, self.writer.place
+        return DataLoss(
+            f"{place}: records of offsets [{start}, {stop}) were acknowledged and are lost; the log says why. Send "
+            "again what is missing there",
+            shard=place,
+            start=start,
+            stop=stop,
+            reason="lost",
+        )
+
+    def _skipped_to(self, stop: int) -> int:
+        """Where to go on once records up to `stop` are lost: behind them, for an offset is given out once."""
+        if stop > self.writer.next:
+            self.writer.skip_lost(stop, self.writer.end)
+        return self.writer.next
+
+    @property
+    def is_session_over(self) -> bool:
+        """Whether the session in which the shard was acquired has ended. Takes no lock and waits for nothing."""
+        return self.still_owner is not None and not self.still_owner()
 
     def heal(self) -> bool:
-        """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""
-        with self.group.lock:
-            if self.state.phase is not LogPhase.FAILED:
+        """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets.
+
+        What class `memory` had acknowledged and not written is written now. The caller holds no lock of the log.
+        """
+        try:
+            with self.group.lock:
+                if self.state.phase is not LogPhase.FAILED:
+                    return self.state.reason is None
+                try:
+                    rebuilt = rebuild(self.writer, self.files, self.tail.cache, self.head)
+                except (OSError, ForebayError) as error:
+                    # Once for each kind of trouble: it is tried again and again, and only numbers change.
+                    kind = re.sub(r"\d+", "", str(error))
+                    if kind != self._unhealed:
+                        logger.warning("%s: still read-only: %s", self.writer.place, error)
+                    self._unhealed = kind
+                    return False
+                self._unhealed = None
+                self._go_on_healed(rebuilt)
                 return self.state.reason is None
-            try:
-                window = rebuild(self.writer, self.files, self.tail.cache, self.head)
-            except (OSError, ForebayError) as error:
-                logger.warning("%s: still read-only: %s", self.writer.place, error)
-                return False
-            self.tail.head = self.writer.end
-            self.writer.account()
-            self.queue.restart_at(self.writer.next, window)
-            self._become(LogPhase.OPEN, None, None)
-            self.show()
-            logger.warning("%s: writable again from offset %d", self.writer.place, self.writer.next)
-            return True
+        finally:
+            self.group.call_back()
+
+    def _go_on_healed(self, rebuilt: Rebuilt) -> None:
+        writer, queue = self.writer, self.queue
+        self.tail.head = writer.end
+        writer.account()
+        if not queue.is_empty:
+            # The gap before it may have been in the file that failed.
+            self._skipped_to(queue.first)
+        queue.restart_at(writer.next, rebuilt.window)
+        self._become(LogPhase.OPEN, None, None)
+        self.show()
+        logger.warning("%s: writable again from offset %d", writer.place, writer.next)
+        for gap in rebuilt.lost:
+            self._note_loss(gap, "the file that failed does not give them back, and memory has them no longer")
+        self._commit()
 
     def attempt(self, step: Callable[[], None]) -> Exception | None:
         """Run a step that writes to the active file; why it failed, if it did. The caller holds the commit lock.
@@ -724,6 +909,16 @@ class Wal:
         """Show other processes, and a later recovery, how far the log is published and durable."""
         self.tail.show(self.writer.active, self.writer.durable, doubtful=self.state.phase is LogPhase.FAILED)
 
+    def show_replaced(self, file: LogFile) -> None:
+        """A file that is not written any more has other bytes under its name: show that, if it is the newest of all.
+
+        After a recovery it may be, until the first append begins another. Other processes read the newest up to the
+        byte that they are shown. Called by the thread that seals, which holds no lock of the log.
+        """
+        with self.group.lock:
+            if self.writer.active is None and not self.closed and self.files.all[-1] is file:
+                self.tail.live.publish(file, self.writer.place.epoch, self.writer.durable)
+
     def show_end(self) -> None:
         """Publish the end of what is written, where no record was: readers go on there."""
         self.tail.head = self.writer.end
@@ -756,19 +951,24 @@ class Wal:
         """Everything appended so far is synced on return, whatever the class; else `Unavailable`.
 
         Waits for a background sync that began before, and fails if that did: the kernel reports a lost write once.
+        `DataLoss` if acknowledged records are lost for good: once, to every call that began before it was said.
         """
+        said = self._losses_said
         self.commit()
         if self.state.phase is LogPhase.FAILED:
             self.heal()
         self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
         with self.group.lock:
             self.check_writable()
-            trouble = self.state.reason or self.attempt(self.writer.sync)
+            trouble = self.state.reason or self.stall or self.attempt(self.writer.sync)
             if trouble is not None:
                 why = self.state.reason or trouble
                 raise Unavailable(f"{self.writer.place}: not everything could be made durable ({why})")
             self.dirty_since = None
             self.show()
+            if self._losses > said:
+                self._losses_said = self._losses
+                raise self._loss()
 
     def rotate(self) -> None:
         """Close the active file, if it has records, and begin a new one."""
@@ -785,8 +985,12 @@ class Wal:
             why = self.state.reason or trouble
             raise Unavailable(f"{self.writer.place}: no new log file could be begun ({why}); try again")
 
-    def close(self) -> None:
-        """Write and sync everything, say in the log that it ended in order, give files back. Harmless when repeated."""
+    def close(self, *, deleting: bool = False) -> None:
+        """Write and sync everything, say in the log that it ended in order, give files back. Harmless when repeated.
+
+        `DataLoss` once all is closed if records were acknowledged in this life of the log and are gone. Not when
+        `deleting`: then they were to go.
+        """
         if self.closed:
             return
         self.commit()
@@ -794,18 +998,35 @@ class Wal:
             self.heal()
         with self.group.lock:
             place = self.writer.place
-            refusal = Closed(f"{place} is closed") if self.fenced is None else fenced(place, self.fenced).later
+            refusal = Closed(f"{place} is closed") if self.fenced is None else self._fenced(self.fenced).later
             self.queue.refusal = refusal
+            if self.policy.acks_in_queue:
+                # Else they are lost, and they are no more than a queue holds.
+                self._space.give_up()
             # What came in since the commit above: no other thread will write it now.
             self._commit()
+            if not self.queue.is_empty:
+                self._drop_queued(refusal, deleting=deleting)
             reason = self.state.reason
             if reason is None and self.attempt(self.writer.finish) is None and self.writer.touched:
                 self.show()
             # Before it counts as closed: a call that repeats an interrupted one (Ctrl-C) does nothing after that.
             self.tail.end()
-            self._become(LogPhase.CLOSED, self.state.reason, refusal)
+            loss = self._loss() if self.lost is not None and not deleting else None
+            self._become(LogPhase.CLOSED, self.state.reason or (str(loss) if loss is not None else None), refusal)
             for file in self.files.all:
                 file.close()
             self.tail.live.close()
         self.wake()
         self.group.call_back()
+        if loss is not None:
+            raise loss
+
+    def _drop_queued(self, refusal: ForebayError, *, deleting: bool) -> None:
+        """The log closes, and what is acknowledged could not be written: it is lost, and the log says where."""
+        queue, stall = self.queue, self.stall
+        if not deleting:
+            why = f"the log was closed before they could be written ({stall.reason if stall else self.state.reason})"
+            self._note_loss(Gap(queue.first, queue.next, Reason.LOST), why)
+        queue.fail(refusal, refusal, self._skipped_to(queue.next))
+        self.stall = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
@@ -28,9 +29,21 @@ from forebay.wal.tail import read_live
 
 PAGE_BYTES = 1024 * 1024
 POLL_SECONDS = 0.005
-ATTEMPTS = 10
+POLL_SECONDS_MAX = 0.1
+CHANGING_SECONDS = 5.0
+"""So long a read begins again where the owner seals or removes files under it, after longer and longer pauses."""
 PUBLISHED_WITHIN_SECONDS = 1.0
 """How long a first look waits for an owner that has begun to write and not published yet."""
+
+
+def tries(clock: Clock) -> Iterator[None]:
+    """Once at once, then again after a pause that grows, until the time is up in which an owner's files may change."""
+    deadline, pause = clock.monotonic() + CHANGING_SECONDS, POLL_SECONDS
+    yield
+    while clock.monotonic() < deadline:
+        clock.sleep(pause)
+        pause = min(2 * pause, POLL_SECONDS_MAX)
+        yield
 
 
 class FollowedLog:
@@ -56,6 +69,13 @@ class FollowedLog:
         self._known = False
         """Some look has found where the log ends."""
 
+    def again(self) -> Self:
+        """The same log for another thread: with files of its own, and knowing how far this one has seen it."""
+        other = type(self)(self._disk, self._clock, self._directory, self._settings, self._is_owned)
+        other._known, other.head, other.durable = self._known, self.head, self.durable
+        other.removals.add(self.removals)
+        return other
+
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
         """Records from `offset` on that the owner has published; an empty page at the end.
 
@@ -63,7 +83,7 @@ class FollowedLog:
         """
         if offset >= self.head:
             self.refresh()
-        for _ in range(ATTEMPTS):
+        for _ in tries(self._clock):
             if offset >= self.head:
                 return Page([], [], offset)
             try:
@@ -73,7 +93,9 @@ class FollowedLog:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise
                 self.list_again()
-        raise Unavailable(f"{self._directory}: its files changed {ATTEMPTS} times while one page was read; try again")
+        raise Unavailable(
+            f"{self._directory}: its files changed for {CHANGING_SECONDS:g} s while one page was read; try again"
+        )
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Look again and again until something at or above `offset` can be read; false when the time is up."""
@@ -99,7 +121,8 @@ class FollowedLog:
 
     def refresh(self) -> None:
         """Look how far the owner has come."""
-        for _ in range(ATTEMPTS):
+        # With pauses: an owner that puts a file in the place of another says so right after.
+        for _ in tries(self._clock):
             try:
                 if self._look():
                     self._known = True
@@ -110,7 +133,9 @@ class FollowedLog:
                         f"{self._directory} cannot be looked at: {error}; check its permissions, and try again"
                     ) from error
             self._scan = None
-        raise Unavailable(f"{self._directory}: its files changed {ATTEMPTS} times while they were looked at; try again")
+        raise Unavailable(
+            f"{self._directory}: its files changed for {CHANGING_SECONDS:g} s while they were looked at; try again"
+        )
 
     def list_again(self) -> None:
         """Look at every file again: one of them was replaced or removed."""

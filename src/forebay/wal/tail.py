@@ -248,6 +248,13 @@ class TailCache:
         self._budget.note(self)
         return freed
 
+    def forget(self, stop: int) -> None:
+        """Give up the frames that end at `stop` or before it."""
+        with self.lock:
+            while self._frames and self._frames[self._bases[self._dropped]].end <= stop:
+                self._drop_oldest()
+        self._budget.note(self)
+
     def frames_from(self, offset: int, bytes_max: int) -> list[CachedFrame]:
         """Frames that cover `offset` and on, at least one if any, up to about `bytes_max`; empty if not held."""
         with self.lock:

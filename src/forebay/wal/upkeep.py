@@ -29,8 +29,17 @@ from forebay.wal.writer import SyncTarget
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINT_SHARE: Final = 64
+"""Of so many files that a checkpoint lists one may be sealed without another being written: it names every file.
+
+So each seal costs the same, however many files there are. A start reads the index of a sealed file that is not listed.
+"""
 DAMAGE_RETRY_SECONDS = 10.0
+HEAL_RETRY_SECONDS: Final = 0.1
+HEAL_RETRY_SECONDS_MAX: Final = 10.0
 """So long background sealing leaves a damaged file alone before it looks whether the sound one was restored."""
+STALL_RETRY_MS = 500
+"""So often the background tries again to write acknowledged records that could not be written."""
 AT_ONCE: Final = float("-inf")
 NEVER: Final = float("inf")
 
@@ -48,6 +57,9 @@ class Upkeep:
         self._sealing = RankedLock(Rank.SEALING, "wal.sealing")
         self._stopped: DataLoss | None = None
         self._retry_at = 0.0
+        self._heal_at = self._heal_wait = 0.0
+        self._sealed_since = self._listed = 0
+        """Files sealed since a checkpoint was written here last, and how many that one lists."""
         self._left: object = None
         """The append whose callback was due a round ago."""
 
@@ -109,7 +121,9 @@ class Upkeep:
         wal = self._wal
         if wal.closed or wal.fenced is not None:
             return False
-        return wal.failure is not None or self._wants_sealing()
+        if wal.failure is not None:
+            return wal.writer.clock.monotonic() >= self._heal_at
+        return self._wants_sealing()
 
     def mend(self) -> None:
         """Heal a log that has failed, and seal what was rotated. What fails is tried again at the next call.
@@ -117,10 +131,22 @@ class Upkeep:
         Either may copy a whole file, so the thread that syncs all shards never calls this.
         """
         wal = self._wal
-        if wal.closed or wal.fenced is not None or (wal.failure is not None and not wal.heal()):
+        if wal.closed or wal.fenced is not None or (wal.failure is not None and not self._is_healed()):
             return
         if self._wants_sealing():
             self.seal_rotated()
+
+    def _is_healed(self) -> bool:
+        """Heal the log, which copies a file, unless that has failed just now; each failure doubles the wait."""
+        now = self._wal.writer.clock.monotonic()
+        if now < self._heal_at:
+            return False
+        if self._wal.heal():
+            self._heal_at = self._heal_wait = 0.0
+            return True
+        self._heal_wait = min(max(self._heal_wait * 2, HEAL_RETRY_SECONDS), HEAL_RETRY_SECONDS_MAX)
+        self._heal_at = now + self._heal_wait
+        return False
 
     @property
     def is_old(self) -> bool:
@@ -190,7 +216,7 @@ class Upkeep:
         Reads all of these files. `seal_rotated` then fills what memory has, and names the rest.
         """
         with self._sealing:
-            for file in self._wal.files.all:
+            for file in self._wal.files.reaching(exported):
                 if isinstance(file, SealedFile) and file.end > exported:
                     unsealed = self._sealer.unsealed(file)
                     if unsealed is not None:
@@ -233,6 +259,8 @@ class Upkeep:
 
     @property
     def _flush_interval_ms(self) -> int:
+        if self._wal.stall is not None:
+            return max(STALL_RETRY_MS, self._wal.settings.flush_interval_ms)
         return 0 if self._wal.tail.is_watched else self._wal.settings.flush_interval_ms
 
     def _is_due(self, since: float | None, interval_ms: int) -> bool:
@@ -241,8 +269,7 @@ class Upkeep:
     def rotated(self) -> list[LogFile]:
         """Files that are no longer written and not sealed yet."""
         active = self._wal.writer.active
-        files = self._wal.files.all
-        return [file for file in files if isinstance(file, LogFile) and file is not active and not file.is_bare]
+        return [file for file in self._wal.files.logs if file is not active and not file.is_bare]
 
     def _wants_sealing(self) -> bool:
         """Whether background sealing has work: not while it waits for a damaged file to be restored."""
@@ -273,7 +300,9 @@ class Upkeep:
         self._stopped = None
         wal.files.replace(file, sealed)
         file.close()
-        self.write_checkpoint(clean=False)
+        self._sealed_since += 1
+        if self._sealed_since * CHECKPOINT_SHARE >= self._listed:
+            self.write_checkpoint(clean=False)
         return True
 
     def _is_needless(self, gap: Gap) -> bool:
@@ -314,6 +343,7 @@ class Upkeep:
                 logger.debug("%s: %s", self._wal.writer.place, error)
                 return file
             self._wal.files.replace(file, renewed)
+        self._wal.show_replaced(renewed)
         file.close()
         return renewed
 
@@ -332,6 +362,7 @@ class Upkeep:
             renewed.file.close()
             return file
         self._wal.files.replace(file, renewed)
+        self._wal.show_replaced(renewed)
         file.close()
         return renewed
 
@@ -356,6 +387,7 @@ class Upkeep:
             replace_file(writer.disk, path, encode_checkpoint(checkpoint))
         except OSError as error:
             logger.warning("%s could not be written, the next start takes longer: %s", path, error)
+        self._sealed_since, self._listed = 0, len(files)
 
 
 def _due_at(since: float | None, interval_ms: int) -> float:

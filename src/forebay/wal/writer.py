@@ -173,23 +173,23 @@ class Writer:
         """Everything below is synced."""
         self.reserved_end = 0
         """No frame reaches above before a higher value is durable."""
+        self.reserved = 0
+        """Class `memory` acknowledges up to here. By `account` and `give_back` alone: a failing commit leaves it."""
         self.touched = False
         """Something was written since the log was opened."""
         self.in_doubt = False
         """Bytes went to the active file that are not published yet: after an exception now it cannot be trusted."""
-        self._gap: Gap | None = None
-        """The gap that the next record stands behind, not in the log yet."""
-        self._obsolete: str | None = None
-        """A file without records that the next new file takes the place of."""
+        self._gap: Gap | None = None  # the next record stands behind it, and it is not in the log yet
+        self._obsolete: str | None = None  # a file without records that the next new file takes the place of
         self._state_written = False  # the active file has a state of this epoch
         self._zstd_level = zstd_level
         self._reserve, self._on_short = reserve, on_short
         self._noting = RankedLock(Rank.LEAF, "wal.reservation")
+        self._asked = self._asking = 0  # reservations outside that have begun, and those that have not returned
         self._reserving: tuple[int, int] | None = None  # what a state in the file reserves, and where that state ends
         self._reserved_at: tuple[float, int] | None = None  # when offsets were reserved last, and the end then
         self._look_again = 0  # from this offset on, see whether more should be reserved ahead of need
-        self._background: BackgroundSync | None = None
-        """The sync that runs beside other work, from its begin until its outcome was acted on."""
+        self._background: BackgroundSync | None = None  # runs beside other work, until its outcome was acted on
         self._sync_over = RankedCondition(Rank.LEAF, "wal.sync_over")  # notified when a sync returned or was acted on
         self._stray: str | None = None
         """Path of a segment whose creation failed, perhaps after the rename; unlinked before the active file grows."""
@@ -208,7 +208,7 @@ class Writer:
         last = frames[-1]
         end = last.base + (len(last.entries) if last.columns is None else last.columns.count)
         if self._reserve is not None and end > self.reserved_end:
-            self.note_reserved(self._reserve(end + self._step()))
+            self._reserve_outside(self._reserve, end + self._step())
         active = self.active if self.active is not None else self.create(self.next)
         appended_at = self.clock.now_ms()
         is_due = end > self.reserved_end or end >= self._look_again or not self._state_written or self._reopened_clean
@@ -395,11 +395,6 @@ class Writer:
         return active
 
     @property
-    def reserved(self) -> int:
-        """Offsets below are given out once, whatever survives, even before anything is written at them."""
-        return self.reserved_end if self.active is not None and not self._reopened_clean else 0
-
-    @property
     def opening_gap(self) -> Gap | None:
         """The gap that the next record stands behind, where the log does not name it yet."""
         return self._gap
@@ -443,11 +438,11 @@ class Writer:
         if stop > self.next or stop > end:
             self._gap = Gap(start, stop, Reason.LOST)
 
-    def skip_to(self, stop: int, gap: Gap | None = None) -> None:
+    def skip_to(self, stop: int, gap: Gap | None = None, *, reserving: bool = True) -> None:
         """History holds everything below `stop`: go on there, in a new file. If it fails, nothing has changed.
 
         On return the file and its name are durable, and the gap before it says that history has those offsets. The
-        next record stands behind `gap`, if there is one.
+        next record stands behind `gap`, if there is one. `reserving` as in `create`.
         """
         self.drop_stray()
         self.sync()
@@ -459,7 +454,7 @@ class Writer:
                 start, self._obsolete = old.previous_end, old.path
             self.end = self.durable = start
             self._gap = Gap(start, stop, Reason.HISTORY)
-            self.create(stop)
+            self.create(stop, reserving=reserving)
         finally:
             if self.active is old:
                 self.end, self.durable, self._gap, self._obsolete = before
@@ -473,6 +468,8 @@ class Writer:
     def account(self) -> None:
         """Every byte written so far is published, or belongs to a step that is over: an exception is harmless now."""
         self.in_doubt = False
+        if self.active is not None and not self._reopened_clean:
+            self.reserved = self.reserved_end
 
     def distrust(self) -> None:
         """A sync of the active file has failed: what it holds may never reach the disk."""
@@ -519,18 +516,49 @@ class Writer:
 
     @property
     def wants_reservation(self) -> bool:
-        """Whether more should be reserved outside, although there is some left."""
-        return self._reserve is not None and self.end > self.reserved_end - self._step() // 2
+        """Whether more should be reserved outside, although there is some left.
+
+        Where there is none left, because it was given back, the next append reserves: an idle log holds none.
+        """
+        if self._reserve is None or self.reserved_end <= self.next:
+            return False
+        return self.end > self.reserved_end - self._step() // 2
 
     def reserve_ahead(self) -> None:
         """Reserve more outside before it is needed, so that no append waits. May run beside a commit."""
         if self._reserve is not None and self.wants_reservation:
-            self.note_reserved(self._reserve(self.end + self._step()))
+            self._reserve_outside(self._reserve, self.end + self._step())
 
     def note_reserved(self, end: int) -> None:
-        """Offsets below `end` are reserved outside; this is never taken back."""
+        """Offsets below `end` are reserved outside, until `give_back`."""
         with self._noting:
             self.reserved_end = max(self.reserved_end, end)
+
+    def _reserve_outside(self, reserve: Callable[[int], int], end: int) -> None:
+        """Reserve up to `end`; counted before it begins, so that nothing is given back which it finds reserved."""
+        with self._noting:
+            self._asked += 1
+            self._asking += 1
+        try:
+            self.note_reserved(reserve(end))
+        finally:
+            with self._noting:
+                self._asking -= 1
+
+    def give_back(self, end: int) -> Callable[[], bool] | None:
+        """Use no offset from `end` on before it is reserved again; `None` if that cannot be said of this log now.
+
+        The result says whether no reservation has begun since: then what is reserved outside beyond `end` is unused,
+        and may be taken back there. The caller holds the commit lock and that of the queue, which is empty.
+        """
+        with self._noting:
+            if self._reserve is None or self._asking or self.next != end or self.in_doubt:
+                return None
+            self.reserved_end = min(self.reserved_end, end)
+            # Class memory acknowledges by this one: nothing waits now, so nothing was that lies beyond.
+            self.reserved = min(self.reserved, end)
+            asked = self._asked
+        return lambda: self._asked == asked
 
     def _prelude(self, active: ActiveFile, end: int) -> None:
         """Control frames due before records up to `end`; waits for the disk only where that order is a promise."""
@@ -580,13 +608,19 @@ class Writer:
         elapsed = max(1.0, self.clock.monotonic() - since)
         return max(self.settings.reserve_records_min, int((self.end - end) / elapsed * RESERVE_SECONDS))
 
-    def create(self, start: int) -> ActiveFile:
-        """A new file with its name, header and state durable, so that recovery never meets half of one."""
+    def create(self, start: int, *, reserving: bool = True) -> ActiveFile:
+        """A new file with its name, header and state durable, so that recovery never meets half of one.
+
+        With `reserving` the state reserves offsets for appends that come next. A recovery reserves none: the one after
+        it would take them for given out, and go on behind them.
+        """
         place = self.place
         salt = self.clock.random_bytes(16)
         header = SegmentHeader(place.topic_id, place.partition, place.epoch, start, self.clock.now_ms(), salt)
         salt_crc = salted(salt)
-        reserved_end = self.reserved_end if self._reserve is not None else max(self.reserved_end, start + self._step())
+        reserved_end = self.reserved_end
+        if self._reserve is None:
+            reserved_end = max(reserved_end, start + self._step() if reserving else start)
         opening = [encode_header(header), *self._state(salt_crc, reserved_end, next_offset=start, restated=True)]
         opening += self.removals.frames(self.settings.frame_bytes_max, self.stamp(salt_crc, start))
         if start > self.end:

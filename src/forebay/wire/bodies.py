@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.decoders import decoder
+from forebay.decoders import decoder, lenient
 from forebay.errors import Invalid, Unsupported
 from forebay.format.columns.rows import ColumnBytes
 from forebay.records import HEADERS_MAX, TAG_BYTES_MAX, TIMESTAMP_MAX, Headers
@@ -81,7 +81,7 @@ def decode_json(body: bytes, limits: BodyLimits, now_ms: int) -> RecordColumns:
     """The records of `{"records": […]}`, or of a list; `now_ms` is the time of those that bring none."""
     limits.check_bytes(len(body))
     try:
-        found = _JSON_DECODER.decode(body)
+        found = lenient(body, _JSON_DECODER.decode)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _wrong_json(error) from error
     items = found if isinstance(found, list) else found.records
@@ -99,11 +99,19 @@ def decode_ndjson(body: bytes, limits: BodyLimits, now_ms: int) -> RecordColumns
     limits.check_bytes(len(body))
     limits.check_records(body.count(b"\n") + (not body.endswith(b"\n") if body else 0))
     try:
-        items = LINE_DECODER.decode_lines(body)
+        items = _decode_lines(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _wrong_line(body, error) from error
     limits.check_records(len(items))
     return columns_of(items, now_ms, lambda place: f"line {_line_of(body, place)}")
+
+
+def _decode_lines(body: bytes) -> list[RecordItem]:
+    try:
+        return LINE_DECODER.decode_lines(body)
+    except msgspec.ValidationError:
+        # Line by line: integers may be written as `7.0`. The line that is wrong, if one is, is found by the caller.
+        return [lenient(line, LINE_DECODER.decode) for line in body.split(b"\n") if line.strip()]
 
 
 def encode_ndjson(columns: RecordColumns) -> bytes:

@@ -20,6 +20,8 @@ WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
 """What a zstd body may ask its reader to remember: the limit for the web (RFC 9659)."""
 _CHUNK_BYTES: Final = 256 * 1024
 _GZIP_BITS: Final = 31
+_DEFLATE_RATIO_MAX: Final = 1032
+"""A byte of deflate becomes so many at most."""
 _BLOCK_HEAD_BYTES: Final = 3
 _RAW, _RLE, _COMPRESSED = range(3)
 
@@ -38,6 +40,39 @@ def decompress_body(body: bytes, encoding: str | None, bytes_max: int) -> bytes:
     raise Unsupported(f"Content-Encoding is {name!r:.40}; offered: {', '.join(ENCODINGS)}, or none")
 
 
+def inflated_bytes(body: bytes, encoding: str, bytes_max: int) -> int:
+    """How many bytes come out of a compressed body at most, by what it says itself; `TooLarge` if that is too much.
+
+    Nothing is decompressed: for a reader that counts them before they are there. `decompress_body` gives no more of a
+    body than this.
+    """
+    name = encoding.strip().lower()
+    if name in (GZIP, "x-gzip"):
+        # One that is cut ends with any number: what it holds is seen when it is decompressed, up to this.
+        size = min(_gzip_bytes(body), _DEFLATE_RATIO_MAX * len(body), bytes_max)
+    elif name == ZSTD:
+        size = _zstd_bytes(body, bytes_max)
+    else:
+        size = len(body)
+    if size > bytes_max:
+        raise _too_large(bytes_max)
+    return size
+
+
+def _gzip_bytes(body: bytes) -> int:
+    """The last field of a gzip member: how many bytes it holds."""
+    return int.from_bytes(body[-4:], "little")
+
+
+def _zstd_bytes(body: bytes, bytes_max: int) -> int:
+    """What a zstd frame says that it holds, or as much as is allowed where it does not say."""
+    try:
+        claimed: int = zstandard.get_frame_parameters(body).content_size
+    except zstandard.ZstdError as error:
+        raise Invalid(f"the body is not zstd, as Content-Encoding says: {error}") from error
+    return bytes_max if claimed == zstandard.CONTENTSIZE_UNKNOWN else claimed
+
+
 def compress_body(body: bytes, encoding: str) -> bytes:
     """The body as `Content-Encoding` says."""
     if encoding == GZIP:
@@ -50,12 +85,17 @@ def compress_body(body: bytes, encoding: str) -> bytes:
 
 def _gunzip(body: bytes, bytes_max: int) -> bytes:
     inflater = zlib.decompressobj(wbits=_GZIP_BITS)
+    claimed = _gzip_bytes(body)
     try:
-        found = inflater.decompress(body, bytes_max + 1)
+        found = inflater.decompress(body, min(bytes_max, claimed) + 1)
     except zlib.error as error:
         raise Invalid(f"the body is not gzip, as Content-Encoding says: {error}") from error
     if len(found) > bytes_max:
         raise _too_large(bytes_max)
+    if len(found) > claimed:
+        raise Invalid(
+            f"the gzip body of {len(body)} bytes holds more than it says: it is cut short, or bytes follow the end"
+        )
     if not inflater.eof:
         raise Invalid(f"the gzip body of {len(body)} bytes is cut short")
     if inflater.unused_data:

@@ -29,6 +29,7 @@ from forebay.errors import (
     Invalid,
     Moved,
     NotReady,
+    OffsetOutOfRange,
     PartitionOutcomes,
     Throttled,
     TooLarge,
@@ -63,6 +64,7 @@ class ErrorRow(NamedTuple):
 
 ERROR_TABLE: Final = (
     ErrorRow(Invalid, "invalid", 400),
+    ErrorRow(OffsetOutOfRange, "offset_out_of_range", 400),
     ErrorRow(Unauthenticated, "unauthenticated", 401),
     ErrorRow(Forbidden, "forbidden", 403),
     ErrorRow(UnknownTopic, "unknown_topic", 404),
@@ -128,6 +130,8 @@ class OutcomeItem(msgspec.Struct, frozen=True, kw_only=True):
     ranges: list[tuple[int, int, int]]
     """Each a partition, the first offset, and how many records."""
     failures: list[FailedPartition]
+    records: list[tuple[int, int | None]] = []
+    """The partition of each record, and its offset if it stands: of an append that asks for `offsets`."""
 
 
 _DECODER: Final = decoder(ErrorBody)
@@ -188,7 +192,7 @@ def _outcome_item(outcome: PartitionOutcomes, private: Iterable[str]) -> Outcome
         FailedPartition(partition=number, code=row_of(type(error)).code, message=str(_public(str(error), private)))
         for number, error in sorted(outcome.failures.items())
     ]
-    return OutcomeItem(ranges=list(outcome.ranges), failures=failures)
+    return OutcomeItem(ranges=list(outcome.ranges), failures=failures, records=list(outcome.records))
 
 
 def _outcome(sent: object, error: ForebayError) -> PartitionOutcomes | None:
@@ -200,7 +204,7 @@ def _outcome(sent: object, error: ForebayError) -> PartitionOutcomes | None:
     except msgspec.ValidationError:
         return None  # of another version, or of another make: the error itself stands
     failures = {failed.partition: _failed(failed, error) for failed in item.failures}
-    return PartitionOutcomes(tuple(item.ranges), failures)
+    return PartitionOutcomes(tuple(item.ranges), failures, tuple(item.records))
 
 
 def _failed(failed: FailedPartition, whole: ForebayError) -> ForebayError:

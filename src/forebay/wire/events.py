@@ -14,7 +14,7 @@ HEARTBEAT: Final = b":\n\n"
 """A comment: readers of the stream ignore it."""
 GAP_EVENT: Final = "gap"
 ERROR_EVENT: Final = "error"
-"""The last event of a stream that ends by an error; its text is the body of that error."""
+"""An error, by its body: of one topic that was deleted, or the last event of a stream that ends by it."""
 EVENT_BYTES_MAX: Final = 64 * 1024 * 1024
 """More than any record can take."""
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")

@@ -23,11 +23,14 @@ from msgspec import UNSET, Meta, UnsetType
 from forebay.decoders import decoder
 from forebay.errors import Invalid
 from forebay.format.frame.batch import Batch
-from forebay.records import HEADERS_MAX, TAG_BYTES_MAX, TIMESTAMP_MAX, Gap, Headers, Reason, Record
+from forebay.records import COPIED_HEADERS_MAX, HEADERS_MAX, TAG_BYTES_MAX, TIMESTAMP_MAX, Gap, Headers, Reason, Record
 
 Text: TypeAlias = str | UnsetType | None
 Coded: TypeAlias = bytes | UnsetType | None
 """In JSON a text in base64."""
+
+
+PARTITION_MAX: Final = 2**31 - 1
 
 
 class CodedBytes(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -38,8 +41,8 @@ class CodedBytes(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 HeaderValue: TypeAlias = str | CodedBytes | None
 HeaderItems: TypeAlias = (
-    Annotated[dict[str, HeaderValue], Meta(max_length=HEADERS_MAX)]
-    | Annotated[list[tuple[str, HeaderValue]], Meta(max_length=HEADERS_MAX)]
+    Annotated[dict[str, HeaderValue], Meta(max_length=COPIED_HEADERS_MAX)]
+    | Annotated[list[tuple[str, HeaderValue]], Meta(max_length=COPIED_HEADERS_MAX)]
 )
 
 
@@ -68,7 +71,7 @@ class RecordItem(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """One record, or a gap in its place. What is unset is not written."""
 
     topic: str | UnsetType = UNSET
-    partition: int | UnsetType | None = UNSET
+    partition: Annotated[int, Meta(ge=0, le=PARTITION_MAX)] | UnsetType | None = UNSET
     offset: int | UnsetType = UNSET
     timestamp: Annotated[int, Meta(ge=-TIMESTAMP_MAX, le=TIMESTAMP_MAX)] | UnsetType | None = UNSET
     key: Text = UNSET
@@ -96,6 +99,8 @@ class RecordColumns(NamedTuple):
     tags: list[str | None] | None = None
     headers: list[Headers] | None = None
     timestamps: list[int] | None = None
+    partitions: list[int | None] | None = None
+    """The partition that each record names itself, if any does."""
 
 
 # Reading
@@ -181,7 +186,8 @@ def columns_of(items: Sequence[RecordItem], now_ms: int, where: Callable[[int], 
     odd = [item.value_b64 for item in items], [item.key_b64 for item in items], [item.gap for item in items]
     coded = any(column.count(UNSET) < len(items) for column in odd)
     values = [item.value for item in items]
-    plain = not coded and set(map(type, values)) == {str}
+    headers = [item.headers for item in items]
+    plain = not coded and set(map(type, values)) == {str} and not any(headers)
     if not plain:
         for place, item in enumerate(items):
             _check(item, partial(where, place))
@@ -189,8 +195,9 @@ def columns_of(items: Sequence[RecordItem], now_ms: int, where: Callable[[int], 
         values=_encoded(values) if plain else [item_value(item) for item in items],
         keys=_key_column(items, None if coded else [item.key for item in items]),
         tags=_tag_column([item.tag for item in items], where),
-        headers=[item_headers(item) for item in items] if any([item.headers for item in items]) else None,  # noqa: C419
+        headers=[item_headers(item) for item in items] if any(headers) else None,
         timestamps=_stamp_column([item.timestamp for item in items], now_ms),
+        partitions=_partition_column([item.partition for item in items]),
     )
 
 
@@ -226,6 +233,12 @@ def _stamp_column(stamps: Sequence[int | UnsetType | None], now_ms: int) -> list
     return [stamp if isinstance(stamp, int) else now_ms for stamp in stamps] if len(kinds) > 1 else list(stamps)  # type: ignore[arg-type]
 
 
+def _partition_column(partitions: Sequence[int | UnsetType | None]) -> list[int | None] | None:
+    if int not in set(map(type, partitions)):
+        return None
+    return [number if isinstance(number, int) else None for number in partitions]
+
+
 def _check(item: RecordItem, where: Callable[[], str]) -> None:
     flaw = _item_flaw(item)
     if flaw is not None:
@@ -236,6 +249,9 @@ def _item_flaw(item: RecordItem) -> str | None:
     """What is wrong with a record whose fields have the right types, if anything."""
     if item.gap is not UNSET:
         return f" {_IS_GAP}"
+    if item.headers and len(item.headers) > HEADERS_MAX:
+        # Decoders take more: a copy that Forebay has made and is read has them.
+        return f': "headers" has {len(item.headers)}; allowed: {HEADERS_MAX}'
     if item.value is item.value_b64 is UNSET:
         return ' has neither "value" nor "value_b64"'
     if item.value is not UNSET and item.value_b64 is not UNSET:
@@ -306,8 +322,9 @@ def columns_items(columns: RecordColumns) -> list[RecordItem]:
     values, values_b64 = _written_column(columns.values, None)
     tags, headers = columns.tags, columns.headers
     return [
-        RecordItem(UNSET, UNSET, UNSET, stamp, key, key_b64, value, value_b64, tag, pairs)
-        for stamp, key, key_b64, value, value_b64, tag, pairs, _ in zip(
+        RecordItem(UNSET, partition, UNSET, stamp, key, key_b64, value, value_b64, tag, pairs)
+        for partition, stamp, key, key_b64, value, value_b64, tag, pairs, _ in zip(
+            repeat(UNSET) if columns.partitions is None else columns.partitions,
             columns.timestamps or repeat(UNSET),
             keys,
             keys_b64,

@@ -6,14 +6,14 @@ those it does not know. A request with an unknown field is refused: the server c
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from forebay.bulk import MOST, BulkLoad, LoadBatch, LoadSegment
 from forebay.records import CommitAck, GroupOffset, Offsets
-from forebay.topics import PARTITIONS_MAX, Cleanup, Durability, Engine, OnFull, TopicDispatch, TopicSpec
+from forebay.topics import PARTITIONS_MAX, Cleanup, Durability, Engine, OnFull, OnOwnerLoss, TopicDispatch, TopicSpec
 from forebay.wire.items import GapItem
 
 LOAD_TIMEOUT_MAX_MS = 366 * 86_400_000
@@ -23,22 +23,35 @@ Partitions = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": PAR
 Compression = Annotated[str, Meta(extra_json_schema={"pattern": "^(none|zstd(:([1-9]|1[0-9]))?)$"})]
 
 
-class TopicPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a topic is to be created. What is left out is as the server's defaults say."""
+TOPIC_ID_HEADER: Final = "forebay-topic-id"
+"""Of a request: the id of the topic that it means. There may be another one of that name by now."""
 
-    partitions: Partitions = 1
-    durability: Durability | None = None
-    engine: Engine | None = None
-    compression: Compression = "none"
-    cap_records: Limit = None
-    cap_bytes: Limit = None
-    ttl_ms: Limit = None
-    on_full: OnFull = OnFull.DISCARD_OLD
-    cleanup: Cleanup = Cleanup.DELETE
+
+class TopicPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a topic is to be created. What is left out is as the server's defaults say: one partition, no limits.
+
+    With `exist_ok` a topic that exists is fine if it has the options that are given; with others it is a conflict.
+    """
+
+    partitions: Partitions | UnsetType = UNSET
+    """Left out: 1."""
+    durability: Durability | UnsetType | None = UNSET
+    engine: Engine | UnsetType | None = UNSET
+    compression: Compression | UnsetType = UNSET
+    """Left out: none."""
+    cap_records: Limit | UnsetType = UNSET
+    cap_bytes: Limit | UnsetType = UNSET
+    ttl_ms: Limit | UnsetType = UNSET
+    on_full: OnFull | UnsetType = UNSET
+    """Left out: `discard_old`."""
+    cleanup: Cleanup | UnsetType = UNSET
+    """Left out: `delete`."""
     compact_lag_ms: int | UnsetType = UNSET
-    dispatch: TopicDispatch = TopicDispatch.RELIABLE
+    dispatch: TopicDispatch | UnsetType = UNSET
+    """Left out: `reliable`."""
+    on_owner_loss: OnOwnerLoss | UnsetType = UNSET
+    """Left out: `wait`, and `take_over` in the classes `memory` and `ephemeral`."""
     exist_ok: bool = False
-    """Whether a topic that exists is fine, as it is."""
 
 
 class TopicPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,6 +65,7 @@ class TopicPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     cleanup: Cleanup | UnsetType = UNSET
     compact_lag_ms: int | UnsetType = UNSET
     dispatch: TopicDispatch | UnsetType = UNSET
+    on_owner_loss: OnOwnerLoss | UnsetType = UNSET
     allow_loss: bool = False
     """Whether records may end at once by the new limits."""
 
@@ -76,12 +90,15 @@ class TopicItem(msgspec.Struct, frozen=True, kw_only=True):
     compact_lag_ms: int
     dispatch: TopicDispatch
     earlier: tuple[int, ...]
+    on_owner_loss: OnOwnerLoss | UnsetType = UNSET
+    """Whether a partition whose owner is gone waits for it. A server of an older version does not say it."""
 
     @classmethod
     def of(cls, spec: TopicSpec) -> Self:
         """The definition as it is sent."""
         fields = msgspec.structs.asdict(spec)
         del fields["namespace"], fields["topic"]
+        fields["on_owner_loss"] = spec.loss_policy
         return cls(name=str(spec.name), **fields)
 
     def spec(self) -> TopicSpec:
@@ -123,11 +140,13 @@ class OffsetsItem(msgspec.Struct, frozen=True, kw_only=True):
     durable: int
     exported: int
     next: int
+    end: int | UnsetType = UNSET
+    """Where a read of the partitions of this answer ends now: with each bulk load in all of them, or in none."""
 
     @classmethod
-    def of(cls, partition: int, offsets: Offsets) -> Self:
+    def of(cls, partition: int, offsets: Offsets, end: int | UnsetType = UNSET) -> Self:
         """The watermarks as they are sent."""
-        return cls(partition=partition, **offsets._asdict())
+        return cls(partition=partition, end=end, **offsets._asdict())
 
     def offsets(self) -> Offsets:
         """The watermarks that were sent."""
@@ -169,10 +188,63 @@ class Sealing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     accept_damage: bool = False
 
 
+class TakingOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How to own a partition whose owner is gone."""
+
+    partition: Annotated[int, Meta(ge=0)] = 0
+    accept_loss: bool = False
+    """Whether records that its last holder has not exported may be given up for good."""
+
+
 class Exporting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How to make all of a topic history."""
 
     accept_damage: bool = False
+
+
+class Erasing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which key to erase: as text, or in base64."""
+
+    key: str | None = None
+    key_b64: str | None = None
+    now: bool = False
+    """Whether files and objects that hold the records are rewritten, and removed, before the answer."""
+
+
+class RemnantItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or object that holds bytes of erased records, or of which that cannot be excluded."""
+
+    partition: int
+    tier: str
+    """`log`, `sealed`, `aside`, `history`, `database`, or `elsewhere` for a partition that another process has."""
+    place: str
+    bytes: int
+    until: str
+    """What ends it."""
+    command: str
+    """What an operator runs so that it goes."""
+
+
+class CopyPlaceItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic that may have got copies of the records: erase the key there, too."""
+
+    topic: str
+    by: str
+    """The router or subscription that sends records there."""
+    command: str
+
+
+class ErasedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the records of a key."""
+
+    topic: str
+    deleted: int
+    """How many records this request deleted."""
+    remains: list[RemnantItem]
+    """Everything that has bytes of deleted records of this key yet, also of those that were deleted before."""
+    commands: list[str]
+    """What is to be run, in this order, so that nothing remains."""
+    copies: list[CopyPlaceItem]
 
 
 class Copying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -243,9 +315,13 @@ class LoadList(msgspec.Struct, frozen=True):
 
 
 class GroupPage(msgspec.Struct, frozen=True):
-    """The names of groups and readers that have a place in some topic."""
+    """Some groups and readers that have a place in a topic, by name.
+
+    With `after`, ask again for those behind that name; without, there are no more.
+    """
 
     groups: list[str]
+    after: str | None = None
 
 
 class GroupItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -376,6 +452,20 @@ class PartitionList(msgspec.Struct, frozen=True):
     partitions: list[PartitionItem]
 
 
+class LossItem(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets `[start, stop)` that a take-over has given up: the directory `holder` had not exported them."""
+
+    start: int
+    stop: int
+    holder: str
+    epoch: int
+    """The last one of that directory."""
+    by: str
+    """Who accepted it."""
+    at: int
+    """Milliseconds since 1970 UTC."""
+
+
 class ShardItem(msgspec.Struct, frozen=True, kw_only=True):
     """A partition as the metadata store knows it, whichever process owns it."""
 
@@ -396,6 +486,8 @@ class ShardItem(msgspec.Struct, frozen=True, kw_only=True):
     sealed_at: int | None = None
     target: str | None = None
     """Of a sealed one: the directory that alone may go on, if it is promised to one."""
+    losses: list[LossItem] = []
+    """The take-overs that have given up records, oldest first."""
 
 
 class ShardList(msgspec.Struct, frozen=True):

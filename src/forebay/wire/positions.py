@@ -17,7 +17,7 @@ END: Final = Position("end")
 _FORMS: Final = "an offset (1234), a time (2031-05-06T07:08:09Z, or 1935903600000ms)"
 
 
-def parse_start(text: str, option: str = "--from") -> Position:
+def parse_start(text: str, option: str) -> Position:
     """Where to begin: `earliest`, `latest`, an offset or a time."""
     if text == "earliest":
         return EARLIEST

@@ -288,12 +288,18 @@ class Nacking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     delay_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] | None = None
     error: str | None = None
     """Why: it stands in the dead letter, if it comes to that."""
+    is_unused: bool = False
+    """They were not looked at, and are due at once, as if they had not been delivered. Needs `attempts`."""
 
 
 class AnswerCount(msgspec.Struct, frozen=True):
     """How many records an answer counted for: those that the consumer held."""
 
     counted: int
+
+
+_SAME_FIELDS: Final = ("topic", "subscription", "attempts", "reason", "error", "at", "is_vouched")
+"""What a dead letter has under the same name when it is sent."""
 
 
 class LetterItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,18 +318,18 @@ class LetterItem(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     at: int
     """When it was put there, in milliseconds since 1970 UTC."""
+    is_vouched: bool = False
+    """Whether its seal says that a subscription has sent it. Else any writer of the topic may have."""
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Self:
         """The letter as it is sent."""
-        fields = {
-            name: getattr(letter, name) for name in ("topic", "subscription", "attempts", "reason", "error", "at")
-        }
+        fields = {name: getattr(letter, name) for name in _SAME_FIELDS}
         return cls(**letter.place._asdict(), record=item_of(letter.record), **fields)
 
     def letter(self) -> DeadLetter:
         """The letter that was sent."""
-        fields = {name: getattr(self, name) for name in ("topic", "subscription", "attempts", "reason", "error", "at")}
+        fields = {name: getattr(self, name) for name in _SAME_FIELDS}
         return DeadLetter(place=LetterPlace(self.partition, self.offset), record=record_of(self.record), **fields)
 
 
@@ -357,6 +363,8 @@ class Replaying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Left out: all that are here now."""
     to: str | None = None
     """Another topic than the one each comes from."""
+    origins: list[str] = []
+    """Records that nothing vouches for are replayed only if they say that they come from one of these topics."""
     origin: str | None = None
     """Only those of a subscription: of this topic,"""
     subscription: str | None = None

@@ -5,8 +5,9 @@
     topic   := the first 8 bytes of the topic's id, partitions varint, next offset varint per partition
     crc     := u32 of all before it
 
-Topics stand in the order of the request. Another list is refused; a topic that was created again since is seen by its
-id and begins again. With offsets of up to 2³⁵ a partition takes at most 5 bytes, so 1,024 of them about 7 KiB.
+Topics stand in the order of the request. A watch over another list goes on in the topics that both have, found by their
+ids. With the same list a topic that was created again since is seen by its id, and begins again. With offsets of up to
+2³⁵ a partition takes at most 5 bytes, so 1,024 of them about 7 KiB.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class WatchPosition(NamedTuple):
     """The next offset of each partition, by number."""
 
     @classmethod
+    def nowhere(cls) -> WatchPosition:
+        """That of a topic of which nothing is known."""
+        return cls(bytes(_TOPIC_ID_BYTES), ())
+
+    @classmethod
     def of(cls, topic_id: str, offsets: Iterable[int]) -> WatchPosition:
         """The position in the topic with this id."""
         return cls(bytes.fromhex(topic_id)[:_TOPIC_ID_BYTES], tuple(offsets))
@@ -49,6 +55,24 @@ class WatchPosition(NamedTuple):
     def is_of(self, topic_id: str) -> bool:
         """Whether the topic with this id is the one that was watched, and not one created again under its name."""
         return bytes.fromhex(topic_id)[:_TOPIC_ID_BYTES] == self.incarnation
+
+
+class WatchPlace(NamedTuple):
+    """Where a watch over some topics stands."""
+
+    positions: list[WatchPosition]
+    """One for each topic, in the order of its list."""
+    is_of_list: bool
+    """Whether that is the list that was asked for."""
+
+    def position(self, number: int, topic_id: str) -> WatchPosition | None:
+        """Where it stands in a topic of the list that was asked for; `None` if it did not watch the topic.
+
+        With the same list this is the position of the topic of that name, which may be of another id.
+        """
+        if self.is_of_list:
+            return self.positions[number]
+        return next((position for position in self.positions if position.is_of(topic_id)), None)
 
 
 def encode_event_id(names: Sequence[str], watched: Sequence[WatchPosition]) -> str:
@@ -66,7 +90,15 @@ def encode_event_id(names: Sequence[str], watched: Sequence[WatchPosition]) -> s
 
 
 def decode_event_id(text: str, names: Sequence[str]) -> list[WatchPosition]:
-    """Where a watch over these topics goes on after the event with this id."""
+    """Where a watch over these topics goes on after the event with this id; `Invalid` for one of another list."""
+    place = decode_place(text, names)
+    if not place.is_of_list:
+        raise Invalid("the id belongs to a watch over other topics, or in another order")
+    return place.positions
+
+
+def decode_place(text: str, names: Sequence[str]) -> WatchPlace:
+    """Where the watch stood whose event had this id; the watch that goes on may be over other topics, these."""
     version, dot, coded = text.partition(".")
     if not dot or len(text) > ID_CHARACTERS_MAX:
         raise Invalid(f"Last-Event-ID {text!r:.40} is not an id of this broker: leave it out to begin again")
@@ -79,12 +111,11 @@ def decode_event_id(text: str, names: Sequence[str]) -> list[WatchPosition]:
     end = len(content) - _CRC.size
     if end < _LIST_BYTES or _CRC.unpack_from(content, end)[0] != crc32(content[:end]):
         raise Invalid(f"Last-Event-ID {text!r:.40} is damaged: leave it out to begin again")
-    if content[:_LIST_BYTES] != _list_mark(names):
-        raise Invalid(
-            "Last-Event-ID belongs to a watch over other topics, or in another order: send the same list, or leave the "
-            "id out"
-        )
-    return _topics(content[:end], len(names))
+    positions = _positions(content[:end])
+    is_of_list = content[:_LIST_BYTES] == _list_mark(names)
+    if is_of_list and len(positions) != len(names):
+        raise Invalid("Last-Event-ID has more or less in it than its topics")
+    return WatchPlace(positions, is_of_list)
 
 
 def check_watch(topics: int, partitions: int) -> None:
@@ -96,11 +127,13 @@ def check_watch(topics: int, partitions: int) -> None:
         )
 
 
-def _topics(content: bytes, count: int) -> list[WatchPosition]:
+def _positions(content: bytes) -> list[WatchPosition]:
     position = _LIST_BYTES
     found: list[WatchPosition] = []
     partitions_left = WATCHED_PARTITIONS_MAX
-    for _ in range(count):
+    while position < len(content):
+        if len(found) == WATCHED_TOPICS_MAX:
+            raise Invalid(f"Last-Event-ID names more than {WATCHED_TOPICS_MAX} topics")
         incarnation = content[position : position + _TOPIC_ID_BYTES]
         partitions, position = _varint(content, position + _TOPIC_ID_BYTES)
         partitions_left -= partitions
@@ -111,8 +144,6 @@ def _topics(content: bytes, count: int) -> list[WatchPosition]:
             offset, position = _varint(content, position)
             offsets.append(offset)
         found.append(WatchPosition(incarnation, tuple(offsets)))
-    if position != len(content):
-        raise Invalid("Last-Event-ID has more in it than its topics")
     return found
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random  # noqa: TID251  # seeded
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -120,6 +121,68 @@ def test_a_file_that_comes_while_a_backfill_looks_is_another_backfills(
 
     assert again.figures == {"records": 0, "loads": 1, "loads_before": 1}
     assert _ids(location) == list(range(300))
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Path:
+    """Forty files of JSON, one a day, of very different sizes; lines and days are shuffled, some times are equal."""
+    chance = random.Random("days")  # seeded: the same files in every run
+    folder = tmp_path / "days"
+    folder.mkdir()
+    for day in chance.sample(range(40), 40):
+        lines = []
+        for line in range(chance.choice([3, 30, 300])):
+            at = 86_400 * day + chance.randrange(0, 86_400, 600)
+            lines.append({"at": at, "customer": f"c{chance.randrange(9)}", "line": line, "day": day})
+        chance.shuffle(lines)
+        text = "".join(json.dumps({**one, "place": place}) + "\n" for place, one in enumerate(lines))
+        (folder / f"day-{day:02}.json").write_text(text)
+    return folder
+
+
+ORDERS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "by time": ((), ("at", "day", "place")),
+    "by file": (("file",), ("day", "place")),
+    "by columns": (("line", "at"), ("line", "at", "day", "place")),
+}
+"""What is asked for, and by what rows are in order then."""
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_records_lie_in_the_order_that_was_asked_for(
+    name: str, spark: SparkSession, location: Location, days: Path
+) -> None:
+    order_by, fields = ORDERS[name]
+    columns = {"key": "customer", "timestamp": "timestamp_seconds(at)", "value": "to_json(struct(*))"}
+
+    backfill.run(
+        spark, location, "shop/orders", Files(paths=(str(days),), kind="json"), columns=columns, order_by=order_by
+    )
+
+    found: dict[int, list[tuple[int, ...]]] = {0: [], 1: []}
+    for record in _records(location):
+        row = json.loads(record.value or b"")
+        found[record.partition].append(tuple(row[field] for field in fields))
+    assert all(len(rows) > 1_000 and rows == sorted(rows) for rows in found.values())
+
+
+def test_rows_without_a_time_lie_by_file_and_line_and_a_frame_without_one_stays_as_it_is(
+    spark: SparkSession, location: Location, days: Path
+) -> None:
+    backfill.run(spark, location, "shop/orders", Files(paths=(str(days),), kind="json"), columns={"key": "customer"})
+    rows = [(record.partition, json.loads(record.value or b"")) for record in _records(location)]
+    assert rows == sorted(rows, key=lambda row: (row[0], row[1]["day"], row[1]["place"]))
+    before = len(rows)
+
+    frame = spark.range(50, 0, -1).selectExpr("cast(id AS string) AS value", "'k' AS key").coalesce(1)
+    backfill.run(spark, location, "shop/orders", Frame(frame), backfill_id="falling")
+
+    late = [int(record.value or b"") for record in _records(location) if record.key == b"k"]
+    assert late == sorted(late, reverse=True) and len(_records(location)) == before + 50
+    with pytest.raises(Invalid, match="of no files"):
+        backfill.run(spark, location, "shop/orders", Frame(frame), backfill_id="filed", order_by=["file"])
+    with pytest.raises(Invalid, match="none_such"):
+        backfill.run(spark, location, "shop/orders", Frame(frame), backfill_id="odd", order_by=["none_such"])
 
 
 @pytest.mark.slow

@@ -58,6 +58,12 @@ WRONG: Final = {
     "unknown format": ("format: json", "format: jsn", "10:13", "did you mean json?"),
     "files without format": ("    format: csv\n", "", "15:5", "format is missing in source shops of files"),
     "json without schema": (_SCHEMA, "", "8:5", "schema is missing in source orders with format json"),
+    "topic named twice": (
+        "topic: shop/orders",
+        "topics: [b, default/b]",
+        "9:17",
+        "b is the topic default/b, which stands",
+    ),
     "bad topic name": ("topic: shop/orders", "topic: shop/or ders", "9:12", "or ders"),
     "bad type": ("at TIMESTAMP", "at TIMESTMP", "13:33", "did you mean TIMESTAMP?"),
     "column twice": ("at TIMESTAMP", "Amount INT", "13:30", "column Amount is there twice"),
@@ -293,3 +299,11 @@ def test_errors_and_words_survive_the_way_to_another_process(tmp_path: Path) -> 
     word = pipeline_of(tmp_path, SOUND).name
     assert type(returned(word)) is str and returned(word) == word
     assert returned(Flawed("a", "b")).flaws == ("a", "b")
+
+
+def test_a_format_that_is_misspelt_is_one_flaw_with_nothing_that_follows_from_it(tmp_path: Path) -> None:
+    of_topic = flaws_of(tmp_path, BATCH.replace("format: json", "format: jsn", 1))
+    of_files = flaws_of(tmp_path, BATCH.replace("format: csv", "format: cvs", 1))
+
+    assert [flaw.partition(": ")[2] for flaw in of_topic] == ["format of source orders is 'jsn': did you mean json?"]
+    assert [flaw.partition(": ")[2] for flaw in of_files] == ["format of source shops is 'cvs': did you mean csv?"]

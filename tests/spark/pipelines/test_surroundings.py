@@ -12,6 +12,7 @@ import forebay
 from forebay.errors import Invalid
 from forebay.loads.prepare import Sink
 from forebay.spark.pipelines.context import Context, place_of
+from forebay.spark.pipelines.file.document import Flawed
 from forebay.spark.pipelines.file.parsing import load_pipeline
 from forebay.spark.pipelines.kinds.topic import TopicSource
 from forebay.spark.pipelines.outline import outline
@@ -266,3 +267,21 @@ def test_a_batch_of_a_query_is_named_whole(options: dict[str, str], tmp_path: Pa
 
     assert WriteOptions.parse({**place, "queryId": "q-1", "batchId": "7"}).sink == Sink(query_id="q-1", batch_id=7)
     assert WriteOptions.parse(place).sink is None
+
+
+def test_what_is_wrong_in_the_file_and_around_it_is_reported_at_once(home: Path) -> None:
+    text = BATCH.replace("shop/orders", "shop/ordes").replace("from: revenue\n    topic", "from: revenu\n    topic")
+    file = home / "p.yml"
+    file.write_text(text)
+
+    with pytest.raises(Flawed) as wrong:
+        outline(load_pipeline(str(file)))
+    file.write_text(text.replace("path: data", "path: dta"))
+    with pytest.raises(Flawed) as nowhere:
+        outline(load_pipeline(str(file)))
+
+    assert [flaw.partition(": ")[2].partition(":")[0] for flaw in wrong.value.flaws] == [
+        f"there is no topic shop/ordes in {home}/data",
+        "there is no source or step revenu",
+    ]
+    assert any("there is no source or step revenu" in flaw for flaw in nowhere.value.flaws)

@@ -18,9 +18,10 @@ from forebay.cli.invocation import Invocation
 from forebay.cli.terminal import readable_bytes, readable_time
 from forebay.clock import SystemClock
 from forebay.directory import LOCK, MARKER, LogDirectory, is_owned
-from forebay.disk.machine import mount_id
+from forebay.disk.machine import descriptors_kept, mount_id
 from forebay.errors import ForebayError, Unavailable
 from forebay.inspection.directory import Inspected, look
+from forebay.settings import RuntimeSettings
 from forebay.spark.start.java import usable_java
 
 SYNCS: Final = 15
@@ -84,12 +85,12 @@ def probe_java() -> Answer:
 
 def probe_limits(descriptors_max: int) -> Answer:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    kept = descriptors_max if soft == resource.RLIM_INFINITY else min(descriptors_max, soft // 2)
+    kept = descriptors_kept(descriptors_max)
     needed = kept + 64
     text = f"{soft} open files allowed (ulimit -n; up to {hard}), about {needed} used at most"
     if soft != resource.RLIM_INFINITY and soft < needed:
         return Answer("limits", AnswerKind.PROBLEM, f"{text}: raise it")
-    if kept < descriptors_max:
+    if kept < descriptors_max != RuntimeSettings().descriptors_max:
         text += f"; runtime.descriptors_max is {descriptors_max}, and half of the limit counts instead: raise the limit"
         return Answer("limits", AnswerKind.WARNING, text)
     return Answer("limits", AnswerKind.OK, text)
@@ -164,6 +165,10 @@ def _disk_and_clock(run: Invocation, place: str) -> Iterator[Answer]:
             file.sync()
             took.append((clock.monotonic() - begun) * 1000)
         now, written = clock.now_ms(), int(os.stat(path).st_mtime * 1000)
+    except OSError as error:
+        yield Answer("disk", AnswerKind.PROBLEM, f"{place} cannot be written: {error.strerror or error}")
+        yield probe_clock(clock.now_ms(), None)
+        return
     finally:
         file.close()
         run.disk.unlink(path)

@@ -38,6 +38,15 @@ ColumnOption = Annotated[
         show_default=False,
     ),
 ]
+OrderOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--order-by",
+        metavar="SQL",
+        help="A column or expression of the rows, or file; may be repeated [default: timestamp, then file and line].",
+        show_default=False,
+    ),
+]
 IdOption = Annotated[
     str | None,
     typer.Option("--id", metavar="ID", help="The same id never brings anything twice.", show_default=False),
@@ -69,6 +78,7 @@ def backfill(
     kind: KindOption = "parquet",
     options: ReaderOption = None,
     columns: ColumnOption = None,
+    order_by: OrderOption = None,
     backfill_id: IdOption = None,
     files_each: EachOption = None,
     attach_timeout_s: Annotated[
@@ -77,7 +87,8 @@ def backfill(
 ) -> int:
     """Bring rows of files or of a table into a topic by bulk load, each once.
 
-    All rows of a load appear at once, or none. Run it again after an interruption: what the topic has is left out.
+    All rows of a load appear at once, or none. In each partition they lie in the order of their timestamps, else by
+    file name and line. Run it again after an interruption: what the topic has is left out.
     Without --id, the id is worked out from the files, their sizes and times, and the columns.
     """
     chosen = assigned("--column", columns, example="key=customer")
@@ -91,6 +102,7 @@ def backfill(
             name,
             _source(job.location, paths or (), from_table, kind, reading),
             columns=chosen,
+            order_by=order_by or (),
             backfill_id=backfill_id,
             files_each=files_each,
             attach_seconds=attach_timeout_s,

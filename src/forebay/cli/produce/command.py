@@ -9,6 +9,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from forebay.arguments import PRODUCER_MAX
 from forebay.cli.commands import command, root
 from forebay.cli.failures import complain
 from forebay.cli.invocation import Invocation
@@ -113,8 +114,8 @@ def _check(
         raise Invalid(f"--rate is {rate}; give more than 0 records a second")
     if not 1 <= batch <= 100_000:
         raise Invalid(f"--batch is {batch}; allowed: 1 to 100000")
-    if producer is not None and not 1 <= producer < 2**64:
-        raise Invalid(f"--producer is {producer}; allowed: 1 to {2**64 - 1}")
+    if producer is not None and not 1 <= producer <= PRODUCER_MAX:
+        raise Invalid(f"--producer is {producer}; allowed: 1 to {PRODUCER_MAX}")
 
 
 def _as_bytes(text: str) -> bytes:

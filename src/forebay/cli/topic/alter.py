@@ -19,6 +19,7 @@ from forebay.cli.topic.limits import (
     CompactLagOption,
     DispatchOption,
     OnFullOption,
+    OwnerLossOption,
     TtlOption,
     parse_limits,
 )
@@ -54,6 +55,7 @@ def alter(
     cleanup: CleanupOption = None,
     compact_lag: CompactLagOption = None,
     dispatch: DispatchOption = None,
+    on_owner_loss: OwnerLossOption = None,
     allow_loss: LossOption = False,
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +65,7 @@ def alter(
     then hash again: new records of a key may go to another partition than its older ones, which stay where they are.
     The dispatch changes only while the topic has no subscriptions.
     """
-    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag, dispatch)
+    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag, dispatch, on_owner_loss)
     changes = cast("TopicChanges", limits)
     if partitions is not None:
         changes["partitions"] = partitions

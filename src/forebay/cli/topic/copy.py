@@ -17,7 +17,7 @@ from forebay.errors import Invalid, Unsupported
 if TYPE_CHECKING:
     from forebay.storage import Copied
     from forebay.surface.blocking import Log, TopicHandle
-    from forebay.topics import TopicSpec
+    from forebay.topics import TopicLimits, TopicSpec
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The topic whose records are copied.")]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="The topic that gets them; made if there is none.")]
@@ -125,17 +125,22 @@ def _target(
                 raise Invalid(f"{found.name} exists with {what} {getattr(found, what)}: leave --{what} out")
         return log.topic(name)
     same = engine in (None, spec.engine)
+    limits: TopicLimits = {
+        "cap_records": spec.cap_records,
+        "cap_bytes": spec.cap_bytes,
+        "ttl_ms": spec.ttl_ms,
+        "on_full": spec.on_full,
+        "cleanup": spec.cleanup,
+        "compact_lag_ms": spec.compact_lag_ms,
+        "dispatch": spec.dispatch,
+    }
+    if same and durability in (None, spec.durability):
+        limits["on_owner_loss"] = spec.loss_policy
     return log.create_topic(
         name,
         engine=engine or spec.engine,
         durability=durability or (spec.durability if same else None),
         partitions=partitions or spec.partitions,
         compression=spec.compression,
-        cap_records=spec.cap_records,
-        cap_bytes=spec.cap_bytes,
-        ttl_ms=spec.ttl_ms,
-        on_full=spec.on_full,
-        cleanup=spec.cleanup,
-        compact_lag_ms=spec.compact_lag_ms,
-        dispatch=spec.dispatch,
+        **limits,
     )

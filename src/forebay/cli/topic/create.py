@@ -18,6 +18,7 @@ from forebay.cli.topic.limits import (
     CompactLagOption,
     DispatchOption,
     OnFullOption,
+    OwnerLossOption,
     TtlOption,
     parse_limits,
 )
@@ -55,13 +56,14 @@ def create(
     cleanup: CleanupOption = None,
     compact_lag: CompactLagOption = None,
     dispatch: DispatchOption = None,
+    on_owner_loss: OwnerLossOption = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists; it stays as it is.")] = False,
 ) -> None:
     """Create a topic, and the data directory if there is none yet."""
     from forebay.topics import TopicName, TopicSpec
 
     parsed = TopicName.parse(name)
-    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag, dispatch)
+    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag, dispatch, on_owner_loss)
     # Checked before anything is made: a wrong name must not leave a new directory behind.
     spec = TopicSpec.create(
         parsed,

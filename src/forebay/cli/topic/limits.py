@@ -44,6 +44,15 @@ DispatchOption = Annotated[
     ),
 ]
 
+OwnerLossOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POLICY",
+        help="When an owner is gone with records that were not exported: wait for it (the default), or take-over "
+        "(the default of class memory): the next write elsewhere goes on without them.",
+    ),
+]
+
 _NUMBER: Final = re.compile(r"([0-9]{1,19})\s*([A-Za-z]*)")
 _SIZES: Final = {"": 1, "B": 1} | {
     f"{letter}{mark}": base**power
@@ -61,6 +70,7 @@ def parse_limits(
     cleanup: str | None,
     compact_lag: str | None,
     dispatch: str | None,
+    on_owner_loss: str | None,
 ) -> TopicLimits:
     """The limits that were given, and no others."""
     limits: TopicLimits = {}
@@ -79,6 +89,8 @@ def parse_limits(
         limits["compact_lag_ms"] = 0 if lag is None else lag
     if dispatch is not None:
         limits["dispatch"] = dispatch.replace("-", "_")
+    if on_owner_loss is not None:
+        limits["on_owner_loss"] = on_owner_loss.replace("-", "_")
     return limits
 
 

@@ -10,9 +10,10 @@ import msgspec
 from forebay.cli.commands import command
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import AsJson, TopicArgument
+from forebay.cli.shard import loss_line, losses_items
 from forebay.cli.terminal import readable_bytes, readable_time, say, say_json
 from forebay.cli.topic import app
-from forebay.errors import ForebayError
+from forebay.errors import Forbidden, ForebayError
 
 if TYPE_CHECKING:
     from forebay.disk import Disk
@@ -64,15 +65,19 @@ def _broker_item(run: Invocation, url: str, name: str) -> dict[str, Any]:
     from forebay.cli.brokers import BrokerCalls
     from forebay.client.topics import topic_path
     from forebay.client.transport import HttpCall
-    from forebay.wire.messages import PartitionList
+    from forebay.wire.messages import PartitionList, ShardList
 
     with run.reading() as log:
         topic = log.topic(name)
         shards = [_asked_item(topic, partition) for partition in range(topic.partitions)]
     with BrokerCalls(url) as calls:
-        call = HttpCall(method="GET", path=f"{topic_path(topic.spec.name)}/status")
-        for one in calls.ask(call, PartitionList).partitions:
+        path = topic_path(topic.spec.name)
+        for one in calls.ask(HttpCall(method="GET", path=f"{path}/status"), PartitionList).partitions:
             shards[one.partition] |= _open_item(one)
+        # Who has had the partitions is for administrators.
+        with contextlib.suppress(Forbidden):
+            for shard in calls.ask(HttpCall(method="GET", path=f"{path}/shards"), ShardList).shards:
+                shards[shard.partition]["losses"] = losses_items(shard.losses)
     return {**spec_item(topic.spec), "url": url, "shards": shards}
 
 
@@ -120,7 +125,9 @@ def limits_line(item: dict[str, Any]) -> str:
     limits = ", ".join(text for text in kept if text) or "everything"
     compacted = f", compacted after {item['compact_lag_ms'] / 1000:g} s" if item["cleanup"] == "compact" else ""
     lossy = "; subscriptions deliver at most once" if item["dispatch"] == "non_reliable" else ""
-    return f"keeps {limits} ({item['on_full']}){compacted}{lossy}"
+    is_taken = item["on_owner_loss"] == "take_over" and item["engine"] != "memory"
+    waits = "; taken over when its owner is gone" if is_taken else ""
+    return f"keeps {limits} ({item['on_full']}){compacted}{lossy}{waits}"
 
 
 def _spec(log: Storage, name: str) -> TopicSpec:
@@ -177,8 +184,10 @@ def _shard_item(run: Invocation, log: Storage, found: Inspected, place: Expected
 
 def _state_item(state: ShardState | None) -> dict[str, Any]:
     if state is None:
-        return {"epoch": 0, "phase": "new", "holder": None, "target": None}
-    item = {"epoch": state.epoch, "phase": str(state.phase), "holder": state.holder, "target": state.target}
+        return {"epoch": 0, "phase": "new", "holder": None, "target": None, "losses": []}
+    item: dict[str, Any] = {"epoch": state.epoch, "phase": str(state.phase)}
+    item |= {"holder": state.holder, "target": state.target}
+    item["losses"] = losses_items(state.losses)
     if state.sealed_at is not None:
         item |= {"sealed_by": state.sealed_by, "sealed_at": state.sealed_at, "last_committed": state.next_offset - 1}
     return item
@@ -246,6 +255,8 @@ def _say_shard(shard: dict[str, Any], here: str | None) -> None:
         sealed = f"by {shard['sealed_by']} at {readable_time(shard['sealed_at'])}"
         bound = f", for directory {shard['target']}" if shard["target"] is not None else ""
         say(f"  sealed       {sealed}, last committed {shard['last_committed']}{bound}")
+    for loss in shard.get("losses", ()):
+        say(f"  given up     {loss_line(loss)}")
     if "behind" in shard:
         behind = shard["behind"]
         waiting = f"{behind['files']} files with {behind['records']} records, {readable_bytes(behind['bytes'])}, behind"

@@ -196,6 +196,24 @@ class RocksDatabase:
         except Exception as error:
             raise translated(error) from error
 
+    def purge(self, start: bytes, stop: bytes) -> None:
+        """On return no data file of the database holds what was removed from this range, unless a view needs it.
+
+        Rewrites all of the range. What the log of writes held of it is gone as well.
+        """
+        self.open()
+        from rocksdict import BottommostLevelCompaction, CompactOptions  # noqa: PLC0415 - an optional package
+
+        options = CompactOptions()
+        options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+        try:
+            # Both: the log of writes stays for as long as one family has something in it that is nowhere else.
+            self._rocks.flush(True)
+            self._family.flush(True)
+            self._family.compact_range(start, stop, options)
+        except Exception as error:
+            raise translated(error) from error
+
     def close(self) -> None:
         """Close the files, once no reader is left. Harmless when repeated."""
         with self._lock:

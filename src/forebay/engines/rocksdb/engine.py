@@ -22,6 +22,7 @@ from forebay.metadata import Entry, MetadataStore
 from forebay.records import Gap
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, Situation, acquire, decide
+from forebay.shard.owner_loss import TakeOver
 from forebay.shard.ownership import OwnerSession, wanted
 from forebay.shard.recovery import refuse_contradiction
 from forebay.topics import ShardRef, TopicSpec, parse_compression
@@ -111,6 +112,11 @@ class RocksEngine(ShardedEngine[RocksShard]):
             removing = partial(self._end, Keys(topic_id, partition), "was deleted from another directory")
             self.registry.give_up(topic_id, partition, removing)
 
+    def purge(self, ref: ShardRef) -> None:
+        """On return no data file of the database holds what was deleted from this shard."""
+        keys = Keys(ref.spec.topic_id, ref.partition)
+        self._database.purge(keys.start, keys.stop)
+
     def close(self) -> None:
         """See `StorageEngine`. `Unavailable` inside a write of this thread, which a signal handler has interrupted."""
         for shard in self.shards():
@@ -160,7 +166,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
             [shard],
             owner,
             clock=self._clock,
-            take_over=False,
+            take_over=TakeOver.NEVER,
             check=lambda _, state: refuse_contradiction(facts, state, str(ref)),
         )[0]
         identity = self._disk.identity(self._database.path)
@@ -182,6 +188,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         with self._database.view() as view:
             edges = edges_at(view, keys, counters.next, lambda start, stop: rows.newest_time(view, start, stop))
             window = stored_window(view, keys, self._settings.wal)
+            gap = decision.gap or rows.gap_before(view, counters.next)
         state = RowsState(counters, edges)
         if decision.gap is not None:
             batch = self._database.batch()
@@ -200,6 +207,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
             bounds=bounds,
             identity=identity,
             state=state,
+            gap=gap,
             window=window,
             on_dirty=self.worker.wake,
             queues=self._queues,

@@ -5,13 +5,15 @@ A process that dies in between leaves some pieces done and the others not, each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from forebay.engines.rocksdb.database import RocksBatch, RocksDatabase, View
 from forebay.engines.rocksdb.layout import EntryKind, StoredEntry
 from forebay.engines.rocksdb.rows import RowsState, ShardRows
 from forebay.engines.rocksdb.times import drop_blocks, edges_at, lower_blocks
+from forebay.format.control.offsets import OffsetSet
 from forebay.records import Reason
 
 PIECE_RECORDS = 1_000
@@ -36,21 +38,21 @@ class Removal:
         """End the records below `stop` that an index names under `prefix`; how many they were."""
 
         def choose(view: View, at: int) -> tuple[Piece, int]:
-            offsets = self._rows.found(view, prefix, at, stop, PIECE_RECORDS)
-            piece: Piece = []
-            size = 0
-            for offset in offsets:
-                if not piece or piece[-1][0].end <= offset:
-                    if size >= PIECE_BYTES:
-                        break
-                    entry = self._rows.entry_at(view, offset)
-                    assert entry is not None, "an index names only what is there"
-                    piece.append((entry, []))
-                    size += len(entry.value)
-                piece[-1][1].append(offset)
-            return piece, piece[-1][1][-1] + 1 if piece else stop
+            piece, end = self._piece(view, self._rows.found(view, prefix, at, stop, PIECE_RECORDS))
+            return piece, end or stop
 
         return self._delete(choose, 0, stop)
+
+    def delete_offsets(self, offsets: OffsetSet) -> int:
+        """End the records at these offsets; how many of them were live."""
+        wanted = offsets.offsets().tolist()
+
+        def choose(view: View, at: int) -> tuple[Piece, int]:
+            """From the offset at this place on; the next place."""
+            piece, end = self._piece(view, wanted[at : at + PIECE_RECORDS])
+            return piece, bisect_left(wanted, end, at)
+
+        return self._delete(choose, 0, len(wanted))
 
     def delete_range(self, start: int, stop: int) -> int:
         """End the records of `[start, stop)`; how many they were."""
@@ -99,6 +101,24 @@ class Removal:
         if removed >= COMPACTED_BYTES:
             self._database.compact(self._rows.keys.entry(0), self._rows.keys.entry(target))
         return ended
+
+    def _piece(self, view: View, offsets: Sequence[int]) -> tuple[Piece, int]:
+        """The live records at the first of these offsets, as many as one write takes, and the offset behind them."""
+        piece: Piece = []
+        size = end = 0
+        entry: StoredEntry | None = None
+        for offset in offsets:
+            if entry is None or entry.end <= offset:
+                if size >= PIECE_BYTES:
+                    break
+                entry = self._rows.entry_at(view, offset)
+                if entry is not None and entry.kind is EntryKind.LIVE:
+                    piece.append((entry, []))
+                    size += len(entry.value)
+            if entry is not None and entry.kind is EntryKind.LIVE:
+                piece[-1][1].append(offset)
+            end = offset + 1
+        return piece, end
 
     def _delete(self, choose: Callable[[View, int], tuple[Piece, int]], start: int, stop: int) -> int:
         """Delete piece by piece, as chosen from a place on, until there is nothing more."""

@@ -164,6 +164,12 @@ class ShardRows:
         entry = None if row is None else decode_entry(offset_in(row[0]), row[1])
         return entry if entry is not None and entry.end > offset else None
 
+    def gap_before(self, view: View, end: int) -> Gap | None:
+        """The gap that ends there, if it is one and no record."""
+        entry = self.entry_at(view, end - 1) if end else None
+        is_gap = entry is not None and entry.kind is EntryKind.GAP
+        return Gap(entry.base, entry.end, Reason(entry.reason)) if entry is not None and is_gap else None
+
     def found(self, view: View, prefix: bytes, start: int, stop: int, most: int) -> list[int]:
         """The first live offsets of `[start, stop)` that an index names under `prefix`."""
         return [offset_in(key) for key in view.keys(with_offset(prefix, start), with_offset(prefix, stop), most)]

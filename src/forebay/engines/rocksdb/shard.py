@@ -15,7 +15,7 @@ from forebay.appends.budget import QueueBudget
 from forebay.appends.callbacks import Waking, deferred
 from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
-from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.producer_window import ProducerWindow, Recalled
 from forebay.appends.queue import AppendQueue, Producing
 from forebay.appends.queue import QueuedRecord as Queued
 from forebay.appends.ticket import Ticket
@@ -26,16 +26,16 @@ from forebay.engines.rocksdb.reads import Pages
 from forebay.engines.rocksdb.removal import Making, Removal
 from forebay.engines.rocksdb.rows import RowsState, ShardRows, put_runs
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
-from forebay.errors import Closed, Corrupt, ForebayError, Full, Indeterminate, Unavailable
+from forebay.errors import Closed, Corrupt, ForebayError, Full, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.format.frame.batch import batch_of
 from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.meter import ShardCounts
 from forebay.pages import Page, Reach
-from forebay.records import Offsets
+from forebay.records import Gap, Offsets
 from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision
-from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteOffsets, DeleteTag, Deletion
 from forebay.shard.limits import Evicted, Holding, Limits, plan
 from forebay.topics import ShardRef, TopicSpec
 
@@ -46,6 +46,7 @@ class RocksShard:
     """An open shard. Made by the engine, which has recovered it."""
 
     poll_seconds: float | None = None
+    _left: UnknownTopic | None = None  # why nothing is acknowledged any more, if the topic was deleted
 
     def __init__(
         self,
@@ -61,10 +62,12 @@ class RocksShard:
         bounds: Bounds,
         identity: str,
         state: RowsState,
+        gap: Gap | None,
         window: ProducerWindow,
         on_dirty: Callable[[], None],
         queues: QueueBudget,
     ) -> None:
+        """`gap` is what the rows end in, if they end in a gap."""
         self.ref = ref
         self.decision = decision
         self.epoch = epoch
@@ -73,17 +76,15 @@ class RocksShard:
         self.wakers: set[Callable[[], None]] = set()
         self.counts = ShardCounts()
         self._state = state
+        self._gap = gap
         self.durable = state.counters.next if bounds.clean or self._syncs_before_ack else 0
         """Everything below is synced."""
-        self._settings = settings
-        self._database = database
-        self._rows = rows
+        self._settings, self._retention = settings, retention
+        self._database, self._rows = database, rows
         self._clock = clock
-        self._bounds = bounds
-        self._identity = identity
+        self._bounds, self._identity = bounds, identity
         self._window = window
         self._on_dirty = on_dirty
-        self._retention = retention
         self._limits = Limits.of(ref.spec, retention)
         self._space = FreeSpace(database.disk, database.path, ref, settings.free_bytes_min)
         self._closed: str | None = None
@@ -95,7 +96,7 @@ class RocksShard:
         self._removal = Removal(database, rows, self._change)
         self.failure: str | None = None
         self._in_doubt = False  # some of the batch at hand may be written already
-        self._queue = AppendQueue(state.counters.next, window, settings, queues)
+        self._queue = AppendQueue(state.counters.next, window, settings, queues, ref.spec.partition_generation)
         self._group = GroupCommit(str(ref), self._queue, self._commit_taken)
 
     # Appending
@@ -117,6 +118,11 @@ class RocksShard:
             return queue.stage_many(columns, producing, ticket)
         size = int(batch_of(columns, base=0, epoch=0, appended_at=0).sizes().sum())
         return self._stage_capped(lambda: queue.stage_many(columns, producing, ticket), columns.count, size, producing)
+
+    def recall(self, producing: Producing) -> Recalled | None:
+        """See `OwnedShard`."""
+        self._check_open()
+        return self._queue.recall(producing)
 
     def stages_slowly(self, count: int) -> bool:
         """See `OwnedShard`: at its cap a shard writes what waits, to recognise a repeat."""
@@ -203,6 +209,10 @@ class RocksShard:
             queue.acknowledge()
             return
         reason = str(error) or type(error).__name__
+        if self._left is not None:
+            # Of a deleted topic no append ever appears, written or not.
+            queue.fail(self._left, self._left, head)
+            return
         if not self._in_doubt:
             ours = isinstance(error, ForebayError)
             refusal = error if ours else Unavailable(f"{self.ref}: not written ({reason})")
@@ -222,8 +232,10 @@ class RocksShard:
         """Write everything that was taken from the queue, in one batch, and publish it."""
         frames = self._queue.taken
         now = self._clock.monotonic()
-        if now >= self._space.due:
-            self._space.check(now)
+        waiting = sum(frame.size for frame in frames)
+        if now >= self._space.due or waiting > self._space.left:
+            self._space.check(now, waiting)
+        self._space.left -= waiting
         appended_at, keys = self._clock.now_ms(), self._rows.keys
         batch, state, size = self._database.batch(), self._state, 0
         for frame in frames:
@@ -241,6 +253,9 @@ class RocksShard:
         sync = self._syncs_before_ack or bounds is not self._bounds
         self._in_doubt = True
         self._database.write(batch, sync=sync)
+        # After everything that takes time and before the answer.
+        if self._left is not None:
+            raise self._left
         self._bounds = bounds
         counts, head = self.counts, self._state.counters.next
         self._publish(state, synced=sync)
@@ -360,6 +375,11 @@ class RocksShard:
         """See `OwnedShard`."""
         return self._state.counters.next
 
+    def lag_end(self) -> int:
+        """See `ReadShard`."""
+        gap, following = self._gap, self._queue.next
+        return gap.start if gap is not None and gap.stop == following else following
+
     # Deleting
 
     def delete(self, what: Deletion) -> int:
@@ -372,6 +392,8 @@ class RocksShard:
             if isinstance(what, DeleteBefore):
                 target = min(what.offset, head)
                 return self._removal.drop_below(target) if target > earliest else 0
+            if isinstance(what, DeleteOffsets):
+                return self._removal.delete_offsets(what.offsets.clipped(earliest, head))
             if isinstance(what, DeleteKey):
                 return self._removal.delete_found(keys.of_key(what.key), head)
             if isinstance(what, DeleteTag):
@@ -399,6 +421,7 @@ class RocksShard:
         """See `OwnedShard`."""
         with deferred(), self._changing, self._capping:
             self.ref, self._limits = ShardRef(spec, self.ref.partition), Limits.of(spec, self._retention)
+            self._queue.adopt_generation(spec.partition_generation)
 
     # Ending
 
@@ -427,7 +450,7 @@ class RocksShard:
             return
         self._group.refuse_inside()
         # Before what waits is written: an append queued behind that would be written into a shard that has ended.
-        refusal = Closed(f"{self.ref} {reason}")
+        refusal = self._left or Closed(f"{self.ref} {reason}")
         self._queue.refusal = refusal
         self.commit()
         with deferred(), self._changing, self._group.lock:
@@ -442,7 +465,14 @@ class RocksShard:
         self._queue.due.append(Waking(self.wakers, self.ref))
         self._group.call_back()
 
+    def leave(self, why: UnknownTopic) -> None:
+        """See `OwnedShard`."""
+        self._left = why
+        self.end("was deleted from another directory", clean=False)
+
     def _check_open(self) -> None:
+        if self._left is not None:
+            raise self._left
         if self._closed is not None:
             raise Closed(f"{self.ref} {self._closed}")
 

@@ -39,9 +39,9 @@ _BINARY: Final = pa.binary()
 _STRING: Final = pa.string()
 _TIMESTAMP: Final = ARROW_SCHEMA.field("timestamp").type
 _HEADERS: Final = ARROW_SCHEMA.field("headers").type
-_ASSIGNED: Final = frozenset({"partition", "offset", "topic"})
+_ASSIGNED: Final = frozenset({"offset", "topic"})
 """Columns a reader gets and the log assigns: accepted and not stored."""
-_KNOWN: Final = frozenset({"value", "key", "tag", "headers", "timestamp"}) | _ASSIGNED
+_KNOWN: Final = frozenset({"value", "key", "tag", "headers", "timestamp", "partition"}) | _ASSIGNED
 _UNIT_NS: Final = {"us": 1_000, "ns": 1_000_000}
 
 
@@ -83,7 +83,7 @@ def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
     unknown = sorted(set(names) - _KNOWN)
     if unknown or len(set(names)) != len(names):
         wrong = f"unknown column {unknown[0]!r}" if unknown else "a column name is used twice"
-        raise Invalid(f"{wrong}: a batch has value and optionally key, tag, headers, timestamp")
+        raise Invalid(f"{wrong}: a batch has value and optionally key, tag, headers, timestamp, partition")
     if "value" not in names:
         raise Invalid(f"the batch has no column 'value', only {', '.join(map(repr, names)) or 'none at all'}")
     if not batch.num_rows:
@@ -101,6 +101,28 @@ def _encoded(batch: pa.RecordBatch, timestamp: int, *, is_new: bool) -> ColumnBy
         return _encode_batch(batch, timestamp, is_new=is_new)
     except pa.ArrowException as error:
         raise Invalid(f"the batch cannot be stored: {error}") from error
+
+
+def partition_column(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+    """The partition that each row of a record batch names, -1 for one that names none; `None` if none does.
+
+    Raises `Invalid` for a column that does not hold the numbers of partitions.
+    """
+    place = batch.schema.get_field_index("partition")
+    if place < 0:
+        return None
+    array = _plain(batch.column(place))
+    if array.null_count == len(array):
+        return None
+    if not pa.types.is_integer(array.type):
+        raise Invalid(f"column 'partition' is {array.type}, it must be a whole number")
+    try:
+        numbers: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise Invalid(f"the partitions of the batch are not those of a topic: {error}") from error
+    if int(np.count_nonzero(numbers < 0)) > array.null_count:
+        raise Invalid(f"a partition is {int(numbers.min())}; they are counted from 0")
+    return numbers
 
 
 def key_strip(batch: pa.RecordBatch) -> Strip | None:

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import Invalid
+from forebay.format.checksum import crc32
 from forebay.records import Bytes, Headers
 
 Row: TypeAlias = tuple[bytes | None, bytes | None, str | None, Headers, int]
@@ -88,6 +89,17 @@ class ColumnBytes(NamedTuple):
     size: int
     time_min: int
     time_max: int
+
+
+def content_checksum(columns: ColumnBytes) -> int:
+    """A checksum over the records but for their timestamps, which may differ in a repeat. One form, one checksum."""
+    skipped, checksum = 8 * columns.count, crc32(columns.flags.to_bytes(4, "little"))
+    for part in columns.parts:
+        size = len(part)
+        if skipped < size:
+            checksum = crc32(memoryview(part)[skipped:] if skipped else part, checksum)
+        skipped = max(0, skipped - size)
+    return checksum
 
 
 class PaddedBuffers:

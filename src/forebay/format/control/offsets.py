@@ -86,6 +86,11 @@ class OffsetSet:
         """Each window that holds something, in order: its start, and its offsets counted from there. Read only."""
         yield from self._windows.items()
 
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """All offsets, in order."""
+        parts = [np.frombuffer(bitmap.to_array(), np.uint32).astype(np.int64) + at for at, bitmap in self.windows()]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
     def clipped(self, start: int, stop: int) -> OffsetSet:
         """The offsets of this set in `[start, stop)`."""
         kept = {}

@@ -219,6 +219,13 @@ def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
     return arrow.encode_arrow(batch, timestamp)
 
 
+def partition_column(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+    """The partitions that the rows of a record batch name. See `arrow.partition_column`."""
+    from forebay.format.columns import arrow  # noqa: PLC0415 - loaded only where it is used
+
+    return arrow.partition_column(batch)
+
+
 def key_strip(batch: pa.RecordBatch) -> Strip | None:
     """The keys of a record batch as arrays; `None` if no record has one. See `arrow.key_strip`."""
     from forebay.format.columns import arrow  # noqa: PLC0415 - loaded only where it is used

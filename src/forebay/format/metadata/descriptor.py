@@ -138,6 +138,20 @@ class Cur(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
+class AcceptedLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """A yes to a take-over: offsets `[start, stop)` that the directory `holder` had not exported are given up.
+
+    `epoch` is the holder's last one; `by` says who accepted it, `at` when, in milliseconds since 1970 UTC.
+    """
+
+    start: int
+    stop: int
+    holder: str
+    epoch: int
+    by: str
+    at: int
+
+
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """Who owns a shard and how far its offsets go. `incarnation` is the topic id; `owner` a session.
 
@@ -147,7 +161,8 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     they reach into history, `floor_reason` is why `evict_floor` moved last. `deletes` counts the changes to the
     deletion vectors; 0 if there are none. `unknown_below` is set only if appends of producers below that offset may be
     unknown to the owner, because of damage. `held_before` are the other directories that had the shard at any time,
-    set only if there are some.
+    set only if there are some. `accepted_losses` are the newest take-overs that have given up records, oldest first,
+    set only if there were some.
     """
 
     incarnation: str
@@ -168,6 +183,12 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     deletes: int = 0
     held_before: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     unknown_below: int | msgspec.UnsetType = msgspec.UNSET
+    accepted_losses: tuple[AcceptedLoss, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def losses(self) -> tuple[AcceptedLoss, ...]:
+        """The take-overs that have given up records, oldest first."""
+        return () if isinstance(self.accepted_losses, msgspec.UnsetType) else self.accepted_losses
 
     @property
     def producers_unknown_below(self) -> int:

@@ -112,6 +112,11 @@ def subscribed_key(*, prefix: str = PREFIX) -> str:
     return f"{prefix}/subscribed"
 
 
+def letter_key(*, prefix: str = PREFIX) -> str:
+    """The secret by which dead letters are sealed."""
+    return f"{prefix}/letters"
+
+
 def load_key(load_id: str, *, prefix: str = PREFIX) -> str:
     """A bulk load."""
     return f"{prefix}/loads/{load_id}"

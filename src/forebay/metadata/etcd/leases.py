@@ -116,7 +116,7 @@ class Leases:
         with self._lock:
             self._held.pop(session.id, None)
         try:
-            self._revoke(session.lease)
+            self.revoke(session.lease)
         except Unavailable as error:
             raise Unavailable(
                 f"session {session.id} is renewed no more, but etcd did not answer: its keys go within "
@@ -198,7 +198,8 @@ class Leases:
             return lease, float(granted.ttl_s)
         raise Unavailable(f"etcd knows {_NAMES_MAX} new names of sessions already: try again")
 
-    def _revoke(self, lease: int) -> None:
+    def revoke(self, lease: int) -> None:
+        """When it returns, the lease is over, whichever process had it."""
         try:
             self._gateway.call("/v3/lease/revoke", {"ID": str(lease)}, Acknowledgement, repeatable=True)
         except Refused as error:
@@ -208,4 +209,4 @@ class Leases:
     def _revoke_quietly(self, lease: int) -> None:
         # A lease without a use ends by itself; what went wrong before matters more.
         with contextlib.suppress(ForebayError):
-            self._revoke(lease)
+            self.revoke(lease)

@@ -130,6 +130,12 @@ class EtcdMetadata:
     def session_alive(self, session: str) -> bool:
         return bool(self._read(key_request(self._keyspace.session_key(session))).kvs)
 
+    def end_session(self, session: str) -> None:
+        lease = lease_of(session)
+        # Only a lease that holds a session key of ours: a number from a file may be another program's by now.
+        if lease is not None and self.session_alive(session):
+            self._leases.revoke(lease)
+
     def revision(self) -> int:
         return self._read(key_request(self._keyspace.sessions.encode(), count_only=True)).header.revision
 

@@ -10,6 +10,7 @@ fork and opened again when needed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import sqlite3
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -220,6 +221,16 @@ class Database:
             if link is not None:
                 link.drop()
             raise _error_of(self.path, error, committing=committing) from error
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a call failed because the disk has no room."""
+    found = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(found, sqlite3.Error):
+        # Memory that processes share is a file, too; where that cannot grow, it is an error of input and output.
+        code = getattr(found, "sqlite_errorcode", 0)
+        return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
+    return isinstance(found, OSError) and found.errno == errno.ENOSPC
 
 
 def _error_of(path: str, error: sqlite3.Error, *, committing: bool) -> ForebayError:

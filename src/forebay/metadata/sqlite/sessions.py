@@ -76,7 +76,7 @@ class SessionLocks:
 class SessionOwner(Protocol):
     """The store a session belongs to."""
 
-    def end_session(self, session: str, lock: Lock) -> None: ...
+    def close_session(self, session: str, lock: Lock) -> None: ...
 
 
 class Life(Protocol):
@@ -104,4 +104,4 @@ class SqliteSession:
     def close(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None and not self._life.ended:
-            self._owner.end_session(self._id, lock)
+            self._owner.close_session(self._id, lock)

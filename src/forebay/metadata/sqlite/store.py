@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from forebay.clock import Clock
 from forebay.disk import Disk, Lock
@@ -30,11 +31,13 @@ from forebay.metadata.seam import (
     check_ttl,
 )
 from forebay.metadata.sqlite import ledger
-from forebay.metadata.sqlite.database import Database
+from forebay.metadata.sqlite.database import Database, is_full
 from forebay.metadata.sqlite.ledger import Ledger
+from forebay.metadata.sqlite.reserve import Reserve
 from forebay.metadata.sqlite.sessions import SessionLocks, SqliteSession
 from forebay.metadata.sqlite.watch import CommitCounter, SqliteWatch
 
+T = TypeVar("T")
 BUSY_TIMEOUT_MS = 5_000
 _REAP_INTERVAL_S = 0.5
 
@@ -61,11 +64,12 @@ class SqliteMetadata:
         self._clock = clock
         self._locks = SessionLocks(disk, posixpath.join(posixpath.dirname(path), "sessions"))
         self._database = Database(path, clock=clock, busy_timeout_ms=busy_timeout_ms, read_only=read_only)
+        self._reserve = Reserve(path, disk, clock)
         self._commits = CommitCounter()
         self._own: dict[str, SqliteSession] = {}
         self._reaped_at = clock.monotonic()
         try:
-            self._open(disk, path)
+            self._with_room(lambda: self._open(disk, path))
         except BaseException:
             self._database.close()
             raise
@@ -94,6 +98,9 @@ class SqliteMetadata:
 
     def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
         check_transaction(compares, operations)
+        return self._with_room(lambda: self._transaction(compares, operations))
+
+    def _transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
         with self._turn() as turn:
             turn.end_dead_owners(compare.key for compare in compares if not isinstance(compare, SessionEnded))
             turn.end_dead_owners(operation.key for operation in operations if not isinstance(operation, DeleteRange))
@@ -111,6 +118,9 @@ class SqliteMetadata:
     def session(self, ttl_s: float) -> SqliteSession:
         """As the seam says; the lock shows a death at once, so `ttl_s` is not needed here."""
         check_ttl(ttl_s)
+        return self._with_room(self._session)
+
+    def _session(self) -> SqliteSession:
         name = self._clock.random_bytes(16).hex()
         lock: Lock | None = None
         try:
@@ -133,6 +143,10 @@ class SqliteMetadata:
         with self._database.reading() as connection:
             known = session in ledger.sessions_of(connection)
         return known and not self._ended_among({session})
+
+    def end_session(self, session: str) -> None:
+        # A lock of the operating system: it is over with its process.
+        return
 
     def revision(self) -> int:
         with self._database.reading() as connection:
@@ -159,7 +173,7 @@ class SqliteMetadata:
         """As the seam says; the disk's own `abandon` gives back the descriptors of the session locks."""
         self._database.abandon()
 
-    def end_session(self, session: str, lock: Lock) -> None:
+    def close_session(self, session: str, lock: Lock) -> None:
         """Called by a session of this store: end it for everyone."""
         self._own.pop(session, None)
         try:
@@ -184,8 +198,19 @@ class SqliteMetadata:
             if not self._database.read_only and self._locks.files():
                 with self._turn() as turn:
                     self._locks.sweep(turn.ledger.has_session)
+            if not self._database.read_only:
+                self._reserve.keep()
         except OSError as error:
             raise Unavailable(f"cannot open {path}: {error.strerror or error}") from error
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """What `work` gives; where the disk is full, the reserve is given up for it, and it is done again."""
+        try:
+            return work()
+        except (Unavailable, OSError) as error:
+            if self._database.read_only or not is_full(error) or not self._reserve.give_up():
+                raise
+        return work()
 
     def _ended_among(self, sessions: set[str]) -> set[str]:
         """Which of these sessions have ended. Where this store may write, their keys are gone on return.
@@ -204,6 +229,7 @@ class SqliteMetadata:
         if self._database.read_only or now - self._reaped_at < _REAP_INTERVAL_S:
             return
         self._reaped_at = now
+        self._reserve.keep()
         with self._database.reading() as connection:
             sessions = ledger.sessions_of(connection)
         self._ended_among(sessions)

@@ -46,6 +46,9 @@ _CASTS: Final = {"tag": "string", "timestamp": "timestamp", "partition": "int"}
 _STAGED: Final = "result binary"
 _STAGED_SCHEMA: Final = pa.schema([("result", pa.binary())])
 _LOCAL: Final = "file:"
+FILE: Final = "file"
+"""As an order: by the names of files, and by line in each."""
+_FILE_PLACE: Final = ("_metadata.file_path", "_metadata.file_block_start")
 KINDS: Final = ("parquet", "json", "csv", "text", "orc")
 
 
@@ -244,6 +247,7 @@ def run(
     source: Source,
     *,
     columns: Mapping[str, str] | None = None,
+    order_by: Sequence[str] = (),
     backfill_id: str | None = None,
     files_each: int | None = None,
     attach_seconds: float = ATTACH_SECONDS,
@@ -253,8 +257,11 @@ def run(
     """Bring all rows of the source into the topic, once however often it is run.
 
     `columns` are SQL expressions for `value`, `key`, `tag`, `timestamp`, `partition` and `headers`; left out, columns
-    of these names are taken, or all columns together as JSON. All rows come in one load, all or none, unless
-    `files_each` says how many files one load brings. Raises `Conflict` if the id was used for other rows.
+    of these names are taken, or all columns together as JSON. Records lie in their partitions in the order of
+    their timestamps, equal ones and those without one by file name and line; `order_by` gives other columns or SQL
+    expressions of the rows, or `file` for the names of files and lines alone. All rows come
+    in one load, all or none, unless `files_each` says how many files one load brings: it is ordered by
+    itself. Raises `Conflict` if the id was used for other rows.
     """
     clock = SystemClock()
     begun = clock.monotonic()
@@ -262,8 +269,8 @@ def run(
         raise Invalid(f"files_each is {files_each}: a load brings at least one file")
     target = look(WriteOptions(location=location, topic=TopicName.parse(topic), attach_seconds=attach_seconds))
     seen = source.look(spark)
-    slices = [shaped(frame, columns or {}) for frame in seen.slices(files_each)]
-    fingerprint = _fingerprint(seen.fingerprint, columns or {}, files_each)
+    slices = [ordered(frame, columns or {}, order_by) for frame in seen.slices(files_each)]
+    fingerprint = _fingerprint(seen.fingerprint, columns or {}, files_each, order_by)
     if fingerprint is None and backfill_id is None:
         raise Invalid("it cannot be seen whether these rows are the same next time: give the backfill an id (--id)")
     named = backfill_id or f"files-{fingerprint}"
@@ -331,10 +338,59 @@ class _Backfill:
         )
 
 
-def shaped(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """The rows with the columns that a topic takes; `Invalid` names what is wrong with one."""
+def ordered(frame: DataFrame, columns: Mapping[str, str], order_by: Sequence[str] = ()) -> DataFrame:
+    """The rows with the columns that a topic takes, in the order in which they shall lie in each partition.
+
+    Spark sorts them: ranges of rows become tasks, and segments are attached in the order of tasks. Rows of a DataFrame
+    without timestamps stay as they are, unless an order is given.
+    """
+    expressions = _expressions(frame, columns)
+    keys = [*order_by] if list(order_by) != [FILE] else []
+    if not order_by and "timestamp" in expressions:
+        keys = [f"CAST({expressions['timestamp']} AS timestamp)"]
+    places = _places(frame)
+    if not keys and not places:
+        if order_by:
+            raise Invalid("these rows are of no files: order them by columns")
+        return shaped(frame, expressions)
+    # Within a block of a file rows have rising numbers.
+    found = [*keys, *places, "monotonically_increasing_id()"]
+    names = [f"forebay_order_{number}" for number in range(len(found))]
+    marked = shaped(frame, expressions, [f"{text} AS {name}" for text, name in zip(found, names, strict=True)])
+    return marked.orderBy(*names).drop(*names)
+
+
+def _places(frame: DataFrame) -> list[str]:
+    """Expressions for the file of a row and where its block begins there; none for rows that are of no files."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        frame.selectExpr(*_FILE_PLACE)
+    except AnalysisException:
+        return []
+    return [*_FILE_PLACE]
+
+
+def shaped(frame: DataFrame, columns: Mapping[str, str], beside: Sequence[str] = ()) -> DataFrame:
+    """The rows with the columns that a topic takes; `Invalid` names what is wrong with one.
+
+    `beside` are expressions for further columns, which the topic does not take.
+    """
     from pyspark.errors import AnalysisException, ParseException
 
+    chosen = _expressions(frame, columns)
+    try:
+        made = frame.selectExpr(*(_expression(name, text) for name, text in chosen.items()), *beside)
+        fields = made.schema.fields[: len(chosen)]
+        check_columns([(field.name, field.dataType.simpleString()) for field in fields])
+    except (AnalysisException, ParseException) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise Invalid(f"the rows have columns {', '.join(frame.columns)}, and {said}") from error
+    return made
+
+
+def _expressions(frame: DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
+    """What each column of a record is made of."""
     for name in columns:
         if name not in COLUMNS:
             raise Invalid(f"a record has no {name!r}: give expressions for {', '.join(COLUMNS)}")
@@ -342,13 +398,7 @@ def shaped(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     if not chosen and "value" in frame.columns:
         chosen = {name: f"`{name}`" for name in frame.columns if name in COLUMNS}
     chosen.setdefault("value", "to_json(struct(*))")
-    try:
-        made = frame.selectExpr(*(_expression(name, text) for name, text in chosen.items()))
-        check_columns([(field.name, field.dataType.simpleString()) for field in made.schema.fields])
-    except (AnalysisException, ParseException) as error:
-        said = str(error).strip().partition("\n")[0]
-        raise Invalid(f"the rows have columns {', '.join(frame.columns)}, and {said}") from error
-    return made
+    return chosen
 
 
 def _expression(name: str, text: str) -> str:
@@ -365,11 +415,13 @@ def _stager(target: Target, load_id: str) -> Callable[[Iterable[pa.RecordBatch]]
     return staged
 
 
-def _fingerprint(rows: str | None, columns: Mapping[str, str], files_each: int | None) -> str | None:
-    """Of the rows and of how they are shaped and cut."""
+def _fingerprint(
+    rows: str | None, columns: Mapping[str, str], files_each: int | None, order_by: Sequence[str]
+) -> str | None:
+    """Of the rows and of how they are shaped, cut and, if that was chosen, ordered."""
     if rows is None:
         return None
-    facts = [rows, *(f"{name}={text}" for name, text in sorted(columns.items())), str(files_each)]
+    facts = [rows, *(f"{name}={text}" for name, text in sorted(columns.items())), str(files_each), *order_by]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
 
 

@@ -66,12 +66,11 @@ def run(location: Location, topic: str, *, table_format: str = ICEBERG, dry_run:
         if dry_run:
             change, expired = change_of(found, spec, table), 0
         else:
-            others = [other for other in FORMATS if other != table_format]
-            change, expired = _leased(found, spec, table, others)
+            change, expired = _leased(found, spec, table, table_format)
         return _report(table.name, name, change, expired, dry_run=dry_run, seconds=found.clock.monotonic() - begun)
 
 
-def _leased(found: Opened, spec: TopicSpec, table: FormatTable, others: Iterable[str]) -> tuple[_Change, int]:
+def _leased(found: Opened, spec: TopicSpec, table: FormatTable, table_format: str) -> tuple[_Change, int]:
     key = registrar_key(spec.namespace, spec.topic, prefix=found.settings.metadata.prefix)
     what = f"registration of {spec.name}"
     lease_s = max(LEASE_SECONDS, found.settings.metadata.lease_ttl_s)
@@ -81,30 +80,36 @@ def _leased(found: Opened, spec: TopicSpec, table: FormatTable, others: Iterable
         tabled = TableObjects(found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id, clock=found.clock)
         change = change_of(found, spec, table)
         if change.is_needed:
-            _name(found, spec, table, tabled, change, lease)
-        expired = table.expire(found.settings.table, found.clock.now_ms())
+            _name(found, spec, table, tabled, change, lease, table_format)
+        settings = found.settings.table
+        if (settings.snapshots_kept_s, settings.snapshots_kept_max) == (0, 1) and table.lists_removed():
+            # Nothing of what was removed shall be left: an empty commit forgets the bounds of those files' columns.
+            shown = TableChange(added=[], offsets=_offsets(spec, change))
+            commit(table, shown, basis=lambda: table.files().keys(), check=lease.check)
+        expired = table.expire(settings, found.clock.now_ms())
         lease.check()
         store = found.new_objects().store
-        kept = _named(found, table)
-        for other in others:
-            kept |= _named_in(found, other, spec.name, tabled)
-        tabled.put(kept, store, held=[lease.held])
+        kept = {table_format: _named(found, table)}
+        for other in FORMATS.keys() - {table_format}:
+            kept[other] = _named_in(found, other, spec.name, tabled)
+        formats = [each for each, named in kept.items() if named]
+        tabled.put(frozenset[str]().union(*kept.values()), store, formats=formats, held=[lease.held])
         return change, expired
 
 
-def _named(found: Opened, table: FormatTable) -> set[str]:
+def _named(found: Opened, table: FormatTable) -> frozenset[str]:
     """The keys of all objects that a kept version of the table names."""
     addresses = table.named_files(found.settings.table, found.clock.now_ms())
-    return {key for address in addresses if (key := key_of(found, address)) is not None}
+    return frozenset(key for address in addresses if (key := key_of(found, address)) is not None)
 
 
-def _named_in(found: Opened, table_format: str, name: TopicName, tabled: TableObjects) -> frozenset[str] | set[str]:
+def _named_in(found: Opened, table_format: str, name: TopicName, tabled: TableObjects) -> frozenset[str]:
     """What the topic's table of another format names. If that cannot be read, all that was noted before stays."""
     try:
         with contextlib.closing(open_format(table_format, found.location, identifier(name))) as table:
-            return _named(found, table) if table.look() else set()
+            return _named(found, table) if table.look() else frozenset()
     except Invalid:
-        return set()  # by these settings no such table can be made
+        return frozenset()  # by these settings no such table can be made
     except (Unavailable, Unsupported) as error:
         logger.warning("%s: no object is given free, as its %s table cannot be read: %s", name, table_format, error)
         return tabled.objects(found.new_objects().store)
@@ -130,18 +135,31 @@ def _parquet(found: Opened, descriptors: Iterable[SegmentDescriptor]) -> Iterato
 
 
 def _name(
-    found: Opened, spec: TopicSpec, table: FormatTable, tabled: TableObjects, change: _Change, lease: Lease
+    found: Opened,
+    spec: TopicSpec,
+    table: FormatTable,
+    tabled: TableObjects,
+    change: _Change,
+    lease: Lease,
+    table_format: str,
 ) -> None:
     """Commit. The objects are noted first, and seen to be history still: then no sweep takes them."""
     store = found.new_objects().store
     keys = {piece.object_key for pieces in change.wanted.values() for _, piece in pieces}
-    tabled.put(tabled.objects(store) | keys, store, held=[lease.held])
+    before = tabled.formats()
+    # Which tables name what an earlier version wrote down is not known before all of them were looked at.
+    formats = {*before, table_format} if before or not tabled.is_some() else ()
+    tabled.put(tabled.objects(store) | keys, store, formats=formats, held=[lease.held])
     if change_of(found, spec, table).added != change.added:
         raise Conflict(f"the history of {spec.name} was compacted meanwhile: run it again")
-    shown: Ranges = {number: _runs(pieces) for number, pieces in change.wanted.items()}
-    offsets = TopicOffsets(topic=str(spec.name), topic_id=spec.topic_id, ranges=shown)
-    wanted = TableChange(added=change.added, removed=frozenset(change.removed), offsets=offsets)
+    wanted = TableChange(added=change.added, removed=frozenset(change.removed), offsets=_offsets(spec, change))
     commit(table, wanted, basis=lambda: table.files().keys(), check=lease.check)
+
+
+def _offsets(spec: TopicSpec, change: _Change) -> TopicOffsets:
+    """What the table shows of the topic."""
+    shown: Ranges = {number: _runs(pieces) for number, pieces in change.wanted.items()}
+    return TopicOffsets(topic=str(spec.name), topic_id=spec.topic_id, ranges=shown)
 
 
 def _runs(pieces: list[tuple[str, SegmentDescriptor]]) -> list[tuple[int, int]]:

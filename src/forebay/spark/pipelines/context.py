@@ -68,12 +68,13 @@ def place_of(pipeline: Pipeline, given: Mapping[str, str] | None) -> dict[str, s
     return place
 
 
-def look_around(context: Context) -> dict[str, tuple[TableColumn, ...]]:
+def look_around(context: Context, flaws: Flaws) -> dict[str, tuple[TableColumn, ...]]:
     """Raise `Flawed` with a line for every topic, option, file and table that is not as it must be.
 
-    The columns that were found in tables, by the names of sources.
+    And with those that `flaws` has already: all are shown at once. The columns that were found in tables, by the names
+    of sources.
     """
-    pipeline, flaws = context.pipeline, Flaws()
+    pipeline = context.pipeline
     found: dict[str, tuple[TableColumn, ...]] = {}
     _ = context.topics  # a location that does not open is the first thing to know
     for source in pipeline.sources:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.errors import ForebayError
 from forebay.spark.pipelines.context import Context, look_around, place_of
-from forebay.spark.pipelines.file.checking import check_pipeline, unused
+from forebay.spark.pipelines.file.checking import note_flaws, unused
+from forebay.spark.pipelines.file.document import Flawed, Flaws
 from forebay.spark.pipelines.file.model import Mode, Pipeline
 from forebay.spark.pipelines.file.queries import understood
 from forebay.spark.pipelines.progress import standing
@@ -102,10 +104,19 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def outline(pipeline: Pipeline, given: Mapping[str, str] | None = None) -> Outline:
     """Everything that can be known without Spark, checked on the way; `Flawed` has a line for all that is wrong."""
-    check_pipeline(pipeline)
-    place = place_of(pipeline, given)
-    context = Context(pipeline=pipeline, place=place)
-    found = look_around(context)
+    flaws = Flaws()
+    note_flaws(flaws, pipeline)
+    try:
+        place = place_of(pipeline, given)
+        context = Context(pipeline=pipeline, place=place)
+        _ = context.topics
+    except Flawed as error:
+        raise Flawed(*error.flaws, *flaws.lines()) from error
+    except ForebayError:
+        # Where the topics are cannot be opened: what is wrong with the file is known all the same.
+        flaws.raise_if_any()
+        raise
+    found = look_around(context, flaws)
     return Outline(
         pipeline=str(pipeline.name),
         file=pipeline.file,

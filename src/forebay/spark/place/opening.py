@@ -140,11 +140,7 @@ class Opened:
         """Where new objects of history go, and what descriptors call it."""
         from forebay.loads.prepare import LoadStore
 
-        places = self.places
-        if not self.settings.is_shared:
-            return LoadStore(places.loads.open(), places.loads_name)
-        assert places.store is not None
-        return LoadStore(places.store, places.store_name)
+        return LoadStore(*self.places.for_new_objects(is_shared=self.settings.is_shared))
 
     def log(self, shard: str) -> FollowedLog | None:
         """The local log of a shard, whichever process owns it; `None` without a directory. The caller closes it."""

@@ -70,13 +70,13 @@ class ReadPlace(Protocol):
 def topics_with_history(
     names: Sequence[str], every: Callable[[], Iterable[TopicSpec]], one: Callable[[TopicName], TopicSpec]
 ) -> list[TopicSpec]:
-    """The topics of these names by `one`, or if none is named those of `every` that have history.
+    """The topics of these names by `one`, each once, or if none is named those of `every` that have history.
 
     Raises `UnknownTopic`, and `Unsupported` for a topic without history that is named.
     """
     if not names:
         return [spec for spec in every() if spec.engine is Engine.SEGMENT]
-    specs = [one(TopicName.parse(name)) for name in names]
+    specs = [one(name) for name in dict.fromkeys(map(TopicName.parse, names))]
     for spec in specs:
         if spec.engine is not Engine.SEGMENT:
             raise Unsupported(f'{spec.name} lives on engine "{spec.engine}" and has no history: leave it out')

@@ -118,6 +118,9 @@ class FormatTable(Protocol):
     def named_files(self, settings: TableSettings, now_ms: int) -> Iterator[str]:
         """The address of every file that a version names which is still kept."""
 
+    def lists_removed(self) -> bool:
+        """Whether its newest version still describes files that it names no more, with bounds of their columns."""
+
     def folder(self, name: str) -> str:
         """The address of a folder that is this table's alone, for files to be added."""
 

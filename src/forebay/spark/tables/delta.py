@@ -294,6 +294,9 @@ class DeltaLakeTable:
             if found is not None:
                 yield from files_in(found, self.address)
 
+    def lists_removed(self) -> bool:
+        return False  # what it says of a file has no bounds of keys and values
+
     def folder(self, name: str) -> str:
         return f"{self.address}/{name}"
 

@@ -180,6 +180,12 @@ class IcebergTable:
         del settings, now_ms  # `expire` has seen to them
         return upkeep.named_files(self.table)
 
+    def lists_removed(self) -> bool:
+        snapshot = self.table.current_snapshot()
+        return snapshot is not None and any(
+            manifest.deleted_files_count for manifest in snapshot.manifests(self.table.io)
+        )
+
     def folder(self, name: str) -> str:
         return upkeep.own_folder(self.table, name)
 

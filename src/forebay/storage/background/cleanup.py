@@ -143,11 +143,14 @@ class CleanupWorker:
     def _sweep(self) -> None:
         """Each of them, whatever becomes of the others: the next time is far off."""
         self._safely(self._deletions.sweep_late)
-        engine = self._engines.segment
-        owned = {shard.ref.id for shard in engine.shards()}
-        self._safely(partial(self._objects.collect_directory, self._definitions.all, owned))
-        for store in engine.places.stores:
+        self._safely(self.collect_directory)
+        for store in self._engines.segment.places.stores:
             self._safely(partial(store.abort_stale_uploads, self._settings.export.orphan_grace_s))
+
+    def collect_directory(self) -> None:
+        """Collect what loads and shards that are not open here have left; nothing while a topic cannot be read."""
+        owned = {shard.ref.id for shard in self._engines.segment.shards()}
+        self._objects.collect_directory(self._definitions.every, owned)
 
     def _sweep_handoff(self) -> None:
         """Remove what an unfinished seal has left where topics are handed over, and what history names no more.

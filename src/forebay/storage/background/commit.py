@@ -24,6 +24,7 @@ import logging
 from collections.abc import Sequence
 
 from forebay.clock import Clock
+from forebay.disk.machine import descriptors_kept
 from forebay.engines import OwnedShard
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
@@ -37,7 +38,7 @@ PATIENCE_SECONDS = 0.005
 """So long one thread that only writes is given for one shard before another thread goes on with the next."""
 STUCK_SECONDS = 1.0
 """A commit that takes longer is left to its thread: another is begun where all of them are so."""
-STUCK_MAX = 60
+STUCK_MAX = 256
 """So many commits of a group may hang, besides as many as it has threads, before other shards wait for them."""
 
 
@@ -59,7 +60,9 @@ class Committers:
             name_of=_name_of,
         )
         # No more files than stay open while they have unsynced bytes: to open another one of them would be synced.
-        rounds = ServeMany(self._commit_together, settings.shards_syncfs_min, settings.descriptors_max // 2)
+        rounds = ServeMany(
+            self._commit_together, settings.shards_syncfs_min, descriptors_kept(settings.descriptors_max) // 2
+        )
         self._syncing: ItemPool[OwnedShard] = ItemPool(
             "forebay-syncing-committer",
             self._commit,

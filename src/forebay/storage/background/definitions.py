@@ -41,6 +41,8 @@ class DefinitionsWorker:
         self._on_deleted = on_deleted
         self._deleted: dict[str, TopicSpec] = {}
         """By id, topics that are deleted and of which something is kept still."""
+        self._suspects: dict[str, TopicSpec] = {}
+        """By id, topics that may be deleted: to be looked at in the next step."""
         self._following = RankedRLock(Rank.ROUND, "storage.following")
         """Held by the thread that asks for changes to topics; others leave it to that one."""
         self._watch: Watch | None = None
@@ -65,6 +67,11 @@ class DefinitionsWorker:
         for spec in list(self._deleted.values()):
             if self._on_deleted(spec):
                 self._deleted.pop(spec.topic_id, None)
+
+    def suspect(self, spec: TopicSpec) -> None:
+        """A topic that is used here from now on may have been deleted before that: look at it. Waits for nothing."""
+        self._suspects[spec.topic_id] = spec
+        self.worker.wake()
 
     def _follow_safely(self) -> None:
         """Go by what has changed. The caller has the lock."""
@@ -95,6 +102,9 @@ class DefinitionsWorker:
             # What was deleted while no watch was open is missing now, or has another id.
             suspects = {name for name in self._alterations.names() if not self._is_all_used(name, found.get(name))}
             self._take(DefinitionChanges(found, suspects))
+        for spec in list(self._suspects.values()):
+            self._deleted.update((gone.topic_id, gone) for gone in self._definitions.gone([spec]))
+            del self._suspects[spec.topic_id]
         try:
             self._take(self._definitions.follow(self._watch))
         except Compacted:

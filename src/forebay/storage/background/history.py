@@ -65,9 +65,11 @@ class HistoryWorker:
             return work(shard)
 
     def notice(self, shard: SegmentShard) -> None:
-        """There may be something to export."""
-        if shard.ref.id not in self._behind and self._is_watched(shard) and shard.history.is_behind:
-            self._behind[shard.ref.id] = shard
+        """There may be something to export, or to give back."""
+        if shard.ref.id not in self._behind and self._is_watched(shard):
+            history = shard.history
+            if history.is_behind or history.has_unused:
+                self._behind[shard.ref.id] = shard
 
     def drop(self, shard_id: str) -> bool:
         """Begin no more work on the shard; whether none is under way. Does not wait."""

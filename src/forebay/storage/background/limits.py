@@ -17,7 +17,8 @@ from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopic
-from forebay.shard.deletes import RangeDelete
+from forebay.format.control.offsets import OffsetSet
+from forebay.shard.deletes import DeleteOffsets
 from forebay.storage.shards import Shards
 from forebay.topics import Cleanup, Engine, ShardRef, TopicName, TopicSpec, refs_of
 from forebay.workers import AtWork, Worker
@@ -174,7 +175,14 @@ class LimitsWorker:
         """One pass of key compaction over a shard; how many records it ended."""
         start = max(self._compacted.get(shard, 0), shard.offsets().earliest)
         keys, end = _aged(shard, start, self._clock.now_ms() - shard.ref.spec.compact_lag_ms)
-        ended = sum(_delete_superseded(shard, key, end) for key in keys)
+        superseded: list[int] = []
+        try:
+            for key in keys:
+                superseded += _superseded(shard, key, end)
+        finally:
+            # Once for all keys: each delete in history is a transaction. What was found before a key could not be
+            # read goes all the same, for the pass is repeated from its beginning.
+            ended = shard.delete(DeleteOffsets(OffsetSet.of(superseded))) if superseded else 0
         self._compacted[shard] = end
         return ended
 
@@ -196,15 +204,15 @@ def _aged(shard: OwnedShard, start: int, appended_max: int) -> tuple[dict[bytes,
     return keys, at
 
 
-def _delete_superseded(shard: OwnedShard, key: bytes, end: int) -> int:
-    """Delete the records of a key below `end`, but for its newest."""
+def _superseded(shard: OwnedShard, key: bytes, end: int) -> list[int]:
+    """The records of a key below `end`, but for its newest."""
     newest = shard.read_by_key(key).batches
-    ended = at = 0
+    found: list[int] = []
+    at = 0
     while newest and at < min(end, newest[0].base):
         page = shard.read_by_key(key, at, history=True)
         for batch in page.batches:
             stop = min(batch.end, end, newest[0].base)
-            if batch.base < stop:
-                ended += shard.delete(RangeDelete(batch.base, stop))
+            found += range(batch.base, stop)
         at = page.next
-    return ended
+    return found

@@ -71,7 +71,8 @@ class SegmentWorkers:
     def hand_on(self, shard: SegmentShard) -> None:
         """Ask other workers for what a shard needs that was looked after. Called by the sync worker; never waits."""
         if shard.wal.fenced is not None:
-            logger.warning("%s: this process has lost the shard: %s", shard.ref, shard.wal.fenced)
+            if not shard.wal.has_left:
+                logger.warning("%s: this process has lost the shard: %s", shard.ref, shard.wal.fenced)
             self.sync.drop(shard.ref.id)
             self._on_lost(shard)
             return

@@ -64,10 +64,21 @@ class Crashed(NamedTuple):
 
 
 class Troubled(NamedTuple):
-    """The disk failed a call: what class `memory` had only queued may be gone."""
+    """The disk failed a call: until it heals, what class `memory` had only queued may not be shown."""
 
 
-Event = Begun | AppendAnswered | Synced | ReadSeen | Crashed | Troubled
+class Healed(NamedTuple):
+    """The log writes again: what class `memory` had queued is there too."""
+
+
+class Lost(NamedTuple):
+    """The log said by an error that what class `memory` had acknowledged in `[start, stop)` is gone."""
+
+    start: int
+    stop: int
+
+
+Event = Begun | AppendAnswered | Synced | ReadSeen | Crashed | Troubled | Healed | Lost
 
 
 @dataclass(slots=True)
@@ -80,6 +91,8 @@ class Append:
     durable: bool = False
     """Said to be durable, by its class or by a later sync."""
     troubled: bool = False
+    lost: bool = False
+    """Said to be lost."""
     crashes: list[Crashed] = field(default_factory=list)
     """What has happened since it was acknowledged."""
 
@@ -111,8 +124,7 @@ class ShardEvents:
                 self._answered(event)
             case Synced(end):
                 for append in self.acked:
-                    if self.must_survive(append) and append.offset + len(append.begun.values) <= end:
-                        append.durable = True
+                    append.durable |= self._is_held(append) and append.offset + len(append.begun.values) <= end
             case ReadSeen(records):
                 for offset, value in records:
                     if self.seen.setdefault(offset, value) != value:
@@ -120,9 +132,19 @@ class ShardEvents:
             case Crashed():
                 for append in self.acked:
                     append.crashes.append(event)
-            case Troubled():
-                for append in self.acked:
-                    append.troubled = True
+            case Troubled() | Healed() | Lost():
+                self._befall(event)
+
+    def _befall(self, event: Troubled | Healed | Lost) -> None:
+        for append in self.acked:
+            if isinstance(event, Lost):
+                append.lost |= event.start <= append.offset < event.stop
+            else:
+                append.troubled = isinstance(event, Troubled)
+
+    def _is_held(self, append: Append) -> bool:
+        """Whether a sync that returns now speaks for the append, also for one that trouble has kept in the queue."""
+        return self.must_survive(append) or (append.troubled and not append.crashes and not append.lost)
 
     def _answered(self, answered: AppendAnswered) -> None:
         append = self.appends[answered.attempt]
@@ -141,7 +163,7 @@ class ShardEvents:
             return True
         if self.durability is Durability.DISK:
             return not any(crash.power for crash in append.crashes)
-        return not append.crashes and not append.troubled
+        return not append.crashes and not append.troubled and not append.lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

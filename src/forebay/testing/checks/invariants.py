@@ -3,12 +3,13 @@
 Every function yields `Violation`s named by invariant; none means that the promise was kept. `check_log`
 is the history checker: lost, duplicated, reordered, fabricated and skipped records all have a name here.
 
-I1 acked `fsync` survives · I2 acked `disk` survives kill -9, power takes a suffix · I3 nothing fabricated ·
-I4 one offset, one record · I5 offsets rise in ack order, next never goes back · I6 readable is everything but named
-gaps · I7 a stream is gapless and rising · I8 two reads are equal · I9 no reader saw what later vanished · I10 refused
-is never visible, indeterminate at most once · I11 recovering twice is recovering once · I12 damage is reported, never
-served or cut · I13 no `fsync` ack before its syncs · I14 synced before renamed, directory after · I26 same (producer,
-sequence), same offset · I27 bounded · I28 after an I/O error healthy, or read-only with a reason
+I1 acked `fsync` survives · I2 acked `disk` survives kill -9, power takes a suffix, errors take no `memory` ·
+I3 nothing fabricated · I4 one offset, one record · I5 offsets rise in ack order, next never goes back · I6 readable is
+everything but named gaps · I7 a stream is gapless and rising · I8 two reads are equal · I9 no reader saw what later
+vanished · I10 refused is never visible, indeterminate at most once · I11 recovering twice is recovering once · I12
+damage is reported, never served or cut · I13 no `fsync` ack before its syncs · I14 synced before renamed, directory
+after · I26 same (producer, sequence), same offset · I27 bounded · I28 after an I/O error healthy, or read-only with a
+reason
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 the faults; the functions yield `Violation`s, as those of `invariants` do.
 
 I19 one epoch at a time can commit · I20 nothing of an older epoch enters after a take-over · I21 a clean move goes
-on exactly, an unclean one at the reserved end with a gap
+on exactly, an unclean one at the reserved end with a gap · I41 a take-over gives nothing up that was not accepted
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class RecordingMetadata:
 
     def session_alive(self, session: str) -> bool:
         return self.inner.session_alive(session)
+
+    def end_session(self, session: str) -> None:
+        self.inner.end_session(session)
 
     def revision(self) -> int:
         return self.inner.revision()
@@ -143,6 +146,34 @@ def nothing_of_older_epochs(commits: Iterable[Commit]) -> Iterator[Violation]:
                     f"[{piece.start}, {piece.end}) of epoch {piece.epoch} entered after epoch {state.holder_since} "
                     f"had taken over at {taken_at}",
                 )
+
+
+def losses_are_accepted(commits: Iterable[Commit]) -> Iterator[Violation]:
+    """I41: what a directory had not exported when another took the shard over is recorded as given up, by whom.
+
+    Offsets are reserved in the state before they are used, so nothing acknowledged lies beyond the reserved end.
+    """
+    state, frontier = ShardState(incarnation=""), 0
+    for commit in commits:
+        taken = commit.state
+        if taken is not None:
+            if taken.incarnation != state.incarnation:
+                state, frontier = ShardState(incarnation=taken.incarnation), 0
+            is_passed = state.phase is not Phase.SEALED and state.holder not in (None, taken.holder)
+            if taken.epoch > state.epoch and is_passed and state.reserved_end > frontier:
+                yield from _unaccepted(state, taken, frontier)
+            state = taken
+        if commit.cur is not None:
+            frontier = commit.cur.next
+
+
+def _unaccepted(left: ShardState, taken: ShardState, frontier: int) -> Iterator[Violation]:
+    lost = f"[{frontier}, {left.reserved_end}) of {left.holder}, epoch {left.epoch}"
+    found = [loss for loss in taken.losses if loss.epoch == left.epoch and loss.holder == left.holder]
+    if not found:
+        yield Violation("I41", f"{lost} was given up by {taken.holder}, and it is not recorded who accepted that")
+    elif not (found[-1].by and found[-1].start <= frontier and left.reserved_end <= found[-1].stop):
+        yield Violation("I41", f"{lost} was given up by {taken.holder}, and {found[-1]} was accepted")
 
 
 class Handover(NamedTuple):

@@ -161,6 +161,10 @@ class PausingMetadata:
         self._pause()
         return self._inner.session_alive(session)
 
+    def end_session(self, session: str) -> None:
+        self._pause()
+        self._inner.end_session(session)
+
     def revision(self) -> int:
         return self._inner.revision()
 

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.errors import Conflict, Invalid, UnknownTopic
-from forebay.records import EARLIEST, DeadLetter, DeliveryState, LetterPlace, SpentReason
+from forebay.records import EARLIEST, HEADERS_MAX, DeadLetter, DeliveryState, LetterPlace, SpentReason
 from forebay.surface import Consumer, Log, SubscribableTopic, Subscription
 from forebay.testing.contracts.subscriptions import numbers, topic_of
 from forebay.testing.contracts.surface import PATIENT_S, SurfaceHome
 
 MEBIBYTE = 1024 * 1024
+LARGEST = 8 * MEBIBYTE - 1024 - 16
+"""A value that an append takes by the settings as they are, and not a byte more."""
 DEAD = "shop/orders.billing.dead_letters"
 
 
@@ -278,6 +280,25 @@ class DeadLetterContract:
 
         assert [letter.record.value for page in pages for letter in page] == large
         assert max(len(page) for page in pages) <= 4
+
+    def test_a_record_that_just_fits_its_topic_becomes_a_dead_letter_and_comes_back(
+        self, topic: SubscribableTopic, billing: Subscription
+    ) -> None:
+        large = b"v" * LARGEST
+        topic.append(large)
+        topic.append(b"many", headers=[(f"h{number}", b"1") for number in range(HEADERS_MAX)])
+        topic.append(b"good")
+        with billing.consumer() as consumer:
+            spend(consumer, {large, b"many"}, error="\u20ac" * 500)
+        letters = billing.dead_letters()
+
+        found = letters.letters(1)
+        found += letters.letters(1, after=found[0].place)
+        assert values(found) == [large, b"many"]
+        assert [len(letter.record.headers) for letter in found] == [0, HEADERS_MAX]
+        assert [lag.lag for lag in billing.lag()] == [0]
+        assert letters.replay() == 2
+        assert [(record.value, len(record.headers)) for record in topic.read(3)] == [(large, 0), (b"many", HEADERS_MAX)]
 
     def test_a_replay_brings_records_back_as_they_were_each_once(self, log: Log) -> None:
         log.create_topic("shop/orders", partitions=2)

@@ -15,7 +15,7 @@ import pytest
 from forebay.appends.queue import Producing, QueuedRecord, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.engines import ByName, NewRecord, OwnedShard, StorageEngine
-from forebay.errors import Closed, Conflict, Invalid
+from forebay.errors import Closed, Conflict, Invalid, Unavailable
 from forebay.pages import Page
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
 from forebay.shard.deletes import DeleteBefore, RangeDelete
@@ -83,10 +83,16 @@ def values_of(records: Sequence[Record]) -> list[bytes | None]:
 
 
 def stage_by(
-    shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v", *, previous: int | None = None
+    shard: OwnedShard,
+    producer: int,
+    sequence: int,
+    value: bytes = b"v",
+    *,
+    previous: int | None = None,
+    generation: int | None = None,
 ) -> Ticket:
     """Queue one record of an idempotent producer."""
-    entry = QueuedRecord(value, None, None, (), 1, Producing(producer, sequence, previous), Ticket())
+    entry = QueuedRecord(value, None, None, (), 1, Producing(producer, sequence, previous, generation), Ticket())
     return shard.stage_one(entry, record_bytes(value, None, None, ()))
 
 
@@ -351,11 +357,32 @@ class EngineContract:
         first = [append_by(shard, 7, sequence, b"%d" % sequence) for sequence in range(3)]
         engine.write(ref, NewRecord(b"other", 1))
 
-        assert [append_by(shard, 7, sequence, b"again") for sequence in range(3)] == first
+        assert [append_by(shard, 7, sequence, b"%d" % sequence) for sequence in range(3)] == first
+        with pytest.raises(Conflict, match="other records"):
+            append_by(shard, 7, 2, b"another")
         assert append_by(shard, 7, 3) == 4
         assert shard.last_sequence(7) == 3
         assert shard.last_sequence(8) is None
         assert len(records_of(engine, ref)) == 5
+
+    def test_an_append_that_is_looked_for_does_not_come_in_behind_the_look(
+        self, engine: NamedEngine, ref: ShardRef
+    ) -> None:
+        shard = engine.open_shard(ref)
+        stage_by(shard, 7, 0, generation=1)
+        shard.commit()
+        stage_by(shard, 7, 1, generation=1)
+
+        assert shard.recall(Producing(7, 1, generation=2)) == (1, 1)
+        assert shard.recall(Producing(7, 5, generation=2)) == (1, None)
+        assert shard.recall(Producing(8, 0, generation=2)) is None
+        shard.commit()
+        with pytest.raises(Unavailable, match="send it again"):
+            stage_by(shard, 8, 0, generation=1)
+        assert stage_by(shard, 7, 1, generation=1).offset == 1
+        stage_by(shard, 8, 0, generation=2)
+        append_by(shard, 9, 0)
+        assert shard.offsets().next == 4
 
     def test_sequences_may_leave_numbers_out_if_each_names_the_one_before(
         self, engine: NamedEngine, ref: ShardRef

@@ -13,8 +13,10 @@ import pytest
 from forebay.appends.queue import record_bytes
 from forebay.engines.by_name import NewRecord
 from forebay.errors import Full, Invalid
+from forebay.format.control.offsets import OffsetSet
 from forebay.reading import Cursor
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
+from forebay.shard.deletes import DeleteOffsets
 from forebay.shard.limits import Evicted
 from forebay.testing.contracts.engines import NamedEngine, append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import LookupHome, keyed, offsets_of, paged, tagged
@@ -93,6 +95,25 @@ class RemovalContract:
         assert offsets_of(keyed(engine, ref, b"k0")) == [n for n in left if n % 3 == 0]
         assert offsets_of(tagged(engine, ref, "t4", records_max=7)) == [n for n in left if n % 5 == 4]
         assert gaps_of(engine, ref) == []
+
+    def test_scattered_offsets_are_deleted_by_one_call(self, engine: NamedEngine, ref: ShardRef) -> None:
+        numbered(engine, ref)
+        engine.delete_by_offset(ref, 100, 120)
+        engine.delete_before(ref, 20)
+        shard = engine.open_shard(ref)
+
+        scattered = [*range(0, 290, 7), 150, 151, 152, 299, 300, 10_000_000]
+        gone = {at for at in scattered if at in without(range(100, 120), range(20))}
+        assert shard.delete(DeleteOffsets(OffsetSet.of(scattered))) == len(gone)
+        assert shard.delete(DeleteOffsets(OffsetSet.of(scattered))) == shard.delete(DeleteOffsets(OffsetSet())) == 0
+
+        left = [at for at in without(range(100, 120), range(20)) if at not in gone]
+        assert live(engine, ref) == left
+        assert offsets_of(keyed(engine, ref, b"k0")) == [n for n in left if n % 3 == 0]
+        assert offsets_of(tagged(engine, ref, "t1")) == [n for n in left if n % 5 == 1]
+        assert gaps_of(engine, ref) == []
+        assert engine.write(ref, NewRecord(b"300", 300, b"k0", "t0", (("n", b"300"),))) == 300
+        assert live(engine, ref) == [*left, 300]
 
     def test_the_newest_of_a_key_is_the_newest_that_is_left(self, engine: NamedEngine, ref: ShardRef) -> None:
         numbered(engine, ref)

@@ -8,16 +8,20 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
 
 from forebay.errors import Conflict, Invalid, UnknownRouter, UnknownTopic
-from forebay.records import EARLIEST, Position, Record
-from forebay.routing import HeaderMatch, RouterState, RouterStatus
+from forebay.records import EARLIEST, HEADERS_MAX, Position, Record
+from forebay.routing import CONDITIONS_MAX, HeaderMatch, RouterState, RouterStatus
 from forebay.surface import Log, Routers
+from forebay.testing.contracts.subscriptions import topic_of
 from forebay.testing.contracts.surface import PATIENT_S
 
+LARGEST = 8 * 1024 * 1024 - 1024 - 16
+"""A value that an append takes by the settings as they are, and not a byte more."""
 RAW = b"\x00\xff"
 """Bytes that are no text."""
 
@@ -56,6 +60,41 @@ def values(records: Iterable[Record]) -> list[bytes | None]:
 
 class RouterContract:
     """The suite. A test's name is its claim."""
+
+    def test_a_circle_by_way_of_dead_letters_is_refused_whichever_comes_last(self, routed: RoutedLog) -> None:
+        routed.topics("shop/orders", "shop/dead", "shop/far", "shop/other")
+        orders = topic_of(routed.log)
+        letters = partial(orders.subscribe, deliveries_max=1, on_spent="dead_letter")
+        made = letters("first", dead_letter_topic="shop/dead")
+        with pytest.raises(Invalid, match="circle: shop/dead → shop/orders → shop/dead"):
+            routed.routers.create("back", sources=["shop/dead"], destination="shop/orders")
+
+        routed.routers.create("on", sources=["shop/other"], destination="shop/far")
+        routed.routers.create("back", sources=["shop/far"], destination="shop/orders")
+        with pytest.raises(Invalid, match="circle"):
+            letters("second", dead_letter_topic="shop/other")
+        with pytest.raises(Invalid, match="circle"):
+            made.alter(dead_letter_topic="shop/other")
+
+        assert [spec.name for spec in orders.subscriptions()] == ["first"]
+        assert {router.name for router in routed.routers.all()} == {"on", "back"}
+
+    def test_a_record_that_just_fits_its_topic_is_routed_with_headers_and_one_that_fits_nowhere_is_counted(
+        self, routed: RoutedLog
+    ) -> None:
+        routed.topics("a", "b", "c", "d")
+        for source, destination in ("ab", "bc", "cd"):
+            more = {f"{source}{number}": b"1" for number in range(CONDITIONS_MAX)}
+            routed.routers.create(source, sources=[source], destination=destination, start=EARLIEST, set_headers=more)
+        orders = routed.log.topic("a")
+        orders.append(b"v" * LARGEST)
+        orders.append(b"many", headers=[(f"h{number}", b"1") for number in range(HEADERS_MAX)])
+        orders.append(b"good")
+
+        assert [len(value or b"") for value in values(routed.arrived("d", 2))] == [LARGEST, 4]
+        assert values(routed.arrived("c", 3))[1:] == [b"many", b"good"]
+        status = routed.counted("c", 2)
+        assert [status[name].lost for name in "abc"] == [{}, {}, {"too_large": 1}]
 
     def test_records_are_routed_by_the_rule_with_bytes_of_any_kind(self, routed: RoutedLog) -> None:
         routed.topics("shop/orders", "shop/eu")

@@ -6,16 +6,20 @@ Inherit `SubscriptionContract`, or `LastingSubscriptionContract` where records o
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, cast
 
 import pytest
 
 from forebay.errors import Closed, Conflict, Invalid, UnknownSubscription, UnknownTopic
 from forebay.records import EARLIEST, DeliveredRecord, Position
-from forebay.surface import Log, SubscribableTopic
+from forebay.surface import Consumer, Log, SubscribableTopic
 from forebay.testing.contracts.surface import PATIENT_S, SurfaceHome
+
+HELD_MANY = 15_000
+"""More than one request of 64 KiB can name."""
 
 
 def seen(delivered: Iterable[DeliveredRecord]) -> list[bytes | None]:
@@ -28,9 +32,32 @@ def numbers(count: int, first: int = 0) -> list[bytes | None]:
     return [b"%d" % number for number in range(first, first + count)]
 
 
+def taken(consumer: Consumer, count: int) -> list[DeliveredRecord]:
+    """So many records, taken one after the other."""
+    found: list[DeliveredRecord] = []
+    while len(found) < count:
+        some = consumer.take(count, wait_s=PATIENT_S)
+        assert some, f"{len(found)} of {count} records have come"
+        found += some
+    return found
+
+
 def topic_of(log: Log, name: str = "shop/orders") -> SubscribableTopic:
     """A topic that exists, with what a log needs that serves subscriptions."""
     return cast("SubscribableTopic", log.topic(name))
+
+
+def one_by_one(consumer: Consumer, done: Collection[int] = ()) -> list[tuple[int, int]]:
+    """Offset and attempt of what comes after a restart, alone each; `done` are acknowledged, the others put off."""
+    found = []
+    while taken := consumer.take():
+        for one in taken:
+            found.append((one.record.offset, one.attempt))
+            if one.record.offset in done:
+                consumer.ack(one)
+            else:
+                consumer.nack(one, delay_ms=3_600_000)
+    return found
 
 
 class SubscriptionContract:
@@ -173,6 +200,13 @@ class SubscriptionContract:
             consumer.ack(*last)
             assert seen(consumer.take(3)) == numbers(2, 5)
 
+    def test_a_take_brings_what_is_due_however_much_is_held(self, topic: SubscribableTopic) -> None:
+        topic.append_many(numbers(200))
+        with topic.subscribe("billing", start=EARLIEST).consumer() as consumer:
+            taken = [consumer.take(200, wait_s=0.01) for _ in range(4)]
+
+        assert [one.record.value for some in taken for one in some] == numbers(200)
+
     def test_a_refused_record_comes_again_after_its_delay(self, topic: SubscribableTopic) -> None:
         topic.append_many(numbers(3))
         subscription = topic.subscribe("billing", start=EARLIEST, backoff_min_ms=60_000)
@@ -200,6 +234,25 @@ class SubscriptionContract:
 
             assert consumer.ack(again) == 1
             assert [(one.record.value, one.attempt) for one in consumer.take(wait_s=PATIENT_S)] == [(b"1", 2)]
+
+    @pytest.mark.slow
+    def test_as_many_records_as_a_consumer_may_hold_are_refused_or_acknowledged_by_one_call(self, log: Log) -> None:
+        log.create_topic("many", partitions=3)
+        topic = topic_of(log, "many")
+        for partition in range(3):
+            topic.append_many([b""] * (HELD_MANY // 3), partition=partition)
+        subscription = topic.subscribe("billing", start=EARLIEST, window_records_max=HELD_MANY, backoff_min_ms=0)
+        with subscription.consumer(unacked_max=HELD_MANY) as consumer:
+            held = taken(consumer, HELD_MANY)
+            assert consumer.nack(*held, delay_ms=0, error="x" * 70_000) == HELD_MANY
+            again = taken(consumer, HELD_MANY)
+            assert {one.attempt for one in again} == {2}
+
+            assert consumer.ack(*again) == HELD_MANY
+
+            assert consumer.ack(*again) == 0
+            assert consumer.take() == []
+        assert [(lag.cursor, lag.lag) for lag in subscription.lag()] == [(HELD_MANY // 3, 0)] * 3
 
     def test_what_is_not_acknowledged_in_time_comes_again(self, topic: SubscribableTopic) -> None:
         topic.append(b"slow")
@@ -287,6 +340,32 @@ class SubscriptionContract:
                 consumer.ack(one)
         assert found == numbers(3)
         assert subscription.lag()[0].lag == 0
+
+    def test_a_loop_that_ends_leaves_what_it_has_not_reached_as_if_it_had_not_been_delivered(
+        self, topic: SubscribableTopic
+    ) -> None:
+        topic.append_many(numbers(40))
+        subscription = topic.subscribe("billing", start=EARLIEST, mode="shared")
+        with subscription.consumer() as consumer, subscription.consumer() as other:
+            rows = cast("Any", consumer.each(wait_s=PATIENT_S))
+            with pytest.raises(ZeroDivisionError), contextlib.closing(rows):
+                for count, one in enumerate(rows, 1):
+                    if count == 10:
+                        raise ZeroDivisionError
+                    assert consumer.ack(one) == 1
+            assert [stand.held for stand in subscription.lag()] == [1]
+            rest = [(one.record.value, one.attempt) for one in other.take(40)]
+            assert rest == [(b"%d" % number, 1) for number in range(10, 40)]
+
+            # And one that is left in the middle, and not cleaned up when its consumer is closed.
+            topic.append_many(numbers(30))
+            rows = cast("Any", consumer.each(wait_s=PATIENT_S))
+            kept = {next(rows).record.offset for _ in range(10)}
+            consumer.close()
+            again = {one.record.offset: one.attempt for one in other.take(40)}
+            assert sorted(again) == [9, *range(40, 70)]
+            assert {offset for offset, attempt in again.items() if attempt > 1} == kept | {9}
+            rows.close()
 
     def test_a_closed_consumer_takes_nothing(self, topic: SubscribableTopic) -> None:
         topic.append(b"a")
@@ -545,10 +624,8 @@ class LastingSubscriptionContract(SubscriptionContract):
             subscription = topic_of(log).subscribe("billing", deliveries_max=5)
             assert (subscription.lag()[0].cursor, subscription.lag()[0].lag) == (1, 3)
             with subscription.consumer() as consumer:
-                taken = consumer.take()
-                assert [(one.record.offset, one.attempt) for one in taken] == [(1, 2), (3, 3), (5, 2)]
-                consumer.ack(taken[1])
+                assert one_by_one(consumer, done={3}) == [(1, 2), (3, 3), (5, 2)]
 
         # The cursor has not moved: what is done above it is stored all the same.
         with home.open() as log, topic_of(log).subscribe("billing").consumer() as consumer:
-            assert [(one.record.offset, one.attempt) for one in consumer.take()] == [(1, 3), (5, 3)]
+            assert one_by_one(consumer) == [(1, 3), (5, 3)]

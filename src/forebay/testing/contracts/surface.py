@@ -19,13 +19,26 @@ import pyarrow as pa
 import pytest
 
 from forebay.bulk import BackfillPlan, LoadBatch
-from forebay.errors import Closed, Conflict, Invalid, UnknownLoad, UnknownTopic, Unsupported
+from forebay.errors import (
+    Closed,
+    Conflict,
+    Full,
+    Invalid,
+    OffsetOutOfRange,
+    TooLarge,
+    UnknownLoad,
+    UnknownTopic,
+    Unsupported,
+)
+from forebay.partitioning import partition_of_key
 from forebay.records import EARLIEST, LATEST, Position, Record
-from forebay.surface import Log, TopicHandle
+from forebay.surface import Ack, Log, TopicHandle
 from forebay.surface import awaiting as asyncio_surface
 
 T = TypeVar("T")
 
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+"""What one append may bring to a partition, as long as no setting says otherwise."""
 PATIENT_S = 60.0
 """Longer than any record takes to come; a test that waits so long has failed."""
 
@@ -40,6 +53,13 @@ class SurfaceHome(Protocol):
 def values(records: Iterator[Record] | list[Record]) -> list[bytes | None]:
     """The values alone."""
     return [record.value for record in records]
+
+
+def _ended(outcome: Ack | Full) -> int:
+    """What came of an append: at once, or later."""
+    if isinstance(outcome, Full):
+        raise outcome
+    return outcome.result(PATIENT_S)
 
 
 class SurfaceContract:
@@ -78,6 +98,7 @@ class SurfaceContract:
 
         assert refused.value.topic == "shop/orders"
         assert log.create_topic("shop/orders", exist_ok=True).partitions == 2
+        assert log.create_topic("shop/orders", partitions=3, cap_records=5, exist_ok=True).spec.cap_records is None
 
     def test_an_unknown_topic_is_named_by_the_error(self, log: Log) -> None:
         asked: list[Callable[[], object]] = [
@@ -175,12 +196,71 @@ class SurfaceContract:
         assert read.column("value").to_pylist() == [b"a", None, b"c"]
         assert read.column("offset").to_pylist() == [0, 1, 2]
 
+    def test_rows_of_arrow_go_to_the_partition_that_they_name(self, log: Log) -> None:
+        topic = log.create_topic("four", partitions=4)
+        named = pa.array([3, None, 0, 3], pa.int32())
+        batch = pa.record_batch({"value": pa.array([b"a", b"b", b"c", b"d"]), "key": [b"k"] * 4, "partition": named})
+        topic.append(b"where", key=b"k")
+        (of_key,) = {record.partition for record in topic.read()}
+
+        topic.append_arrow(batch)
+
+        found = {number: values(topic.read(partition=number)) for number in range(4)}
+        expected: dict[int, list[bytes | None]] = {number: [] for number in range(4)} | {of_key: [b"where"]}
+        for number, value in zip((3, of_key, 0, 3), (b"a", b"b", b"c", b"d"), strict=True):
+            expected[number].append(value)
+        assert found == expected
+        for wrong, options in (([4], {}), ([-1], {}), ([2, 1], {"partition": 2}), (["0"], {})):
+            rows = pa.record_batch({"value": [b"x"] * len(wrong), "partition": wrong})
+            with pytest.raises(Invalid, match="partition"):
+                topic.append_arrow(rows, **options)
+        assert found == {number: values(topic.read(partition=number)) for number in range(4)}
+
+    def test_a_key_is_found_where_it_was_before_partitions_were_added_and_where_it_is_now(self, log: Log) -> None:
+        topic = log.create_topic("grown", partitions=4)
+        keys = [b"%d" % number for number in range(12)]
+        topic.append_many([b"old"] * 12, keys=keys)
+        log.alter_topic("grown", partitions=8)
+        topic.append_many([b"new"] * 11, keys=keys[:11])
+
+        grown = log.topic("grown")
+
+        assert [values(grown.read_by_key(key)) for key in keys] == [[b"new"]] * 11 + [[b"old"]]
+        assert [values(grown.read_by_key(key, history=True)) for key in keys] == [[b"old", b"new"]] * 11 + [[b"old"]]
+
     def test_records_are_queued_without_a_wait_and_acknowledged_in_order(self, topic: TopicHandle) -> None:
         acks = [topic.append_nowait(b"%d" % number, key=b"k", tag="t") for number in range(5)]
 
         assert [ack.result(PATIENT_S) for ack in acks] == [0, 1, 2, 3, 4]
         assert all(ack.done for ack in acks)
         assert [(r.value, r.key, r.tag) for r in topic.read()] == [(b"%d" % number, b"k", "t") for number in range(5)]
+
+    def test_records_that_are_queued_have_each_an_offset_or_an_error_of_its_own(self, log: Log) -> None:
+        """Those of a client shared a request, and an error with it."""
+        topic = log.create_topic("capped", partitions=4, cap_records=40, on_full="reject_new")
+        keys = [next(b"%d" % n for n in range(99) if partition_of_key(b"%d" % n, 4) == place) for place in range(4)]
+        for full in (0, 2):
+            topic.append_many([b"full"] * 40, partition=full)
+        for partition in (1, 3):
+            topic.append(b"before", partition=partition)
+
+        outcomes: list[Ack | Full] = []
+        for number in range(80):
+            try:
+                outcomes.append(topic.append_nowait(b"%d" % number, key=keys[number % 4]))
+            except Full as refusal:
+                outcomes.append(refusal)
+
+        for number, outcome in enumerate(outcomes):
+            if number % 4 in (1, 3):
+                assert not isinstance(outcome, Full)
+                assert outcome.result(PATIENT_S) == 1 + number // 4
+            else:
+                with pytest.raises(Full) as refused:
+                    _ended(outcome)
+                assert refused.value.partition == number % 4
+        found = {number: values(topic.read(1, partition=number)) for number in (1, 3)}
+        assert found == {place: [b"%d" % number for number in range(place, 80, 4)] for place in (1, 3)}
 
     def test_batches_are_queued_without_a_wait_and_acknowledged_by_ranges(self, log: Log) -> None:
         topic = log.create_topic("keyed", partitions=4)
@@ -228,6 +308,21 @@ class SurfaceContract:
 
         assert topic.append(b"good") == 0
 
+    def test_more_than_one_append_may_bring_is_too_large(self, topic: TopicHandle) -> None:
+        much = b"x" * (FRAME_BYTES_MAX + 1)
+        for append in (
+            lambda: topic.append(much),
+            lambda: topic.append_many([much[: FRAME_BYTES_MAX // 2]] * 2),
+            lambda: topic.append_arrow(pa.record_batch({"value": [much]})),
+        ):
+            with pytest.raises(TooLarge) as refused:
+                append()
+            assert refused.value.limit == FRAME_BYTES_MAX
+            assert refused.value.size is not None and refused.value.size > FRAME_BYTES_MAX
+            assert refused.value.topic == "shop/orders"
+
+        assert topic.append(b"good") == 0
+
     def test_a_repeated_append_of_a_producer_is_stored_once(self, topic: TopicHandle) -> None:
         assert topic.last_sequence(7) is None
         first = topic.append(b"a", producer=7, sequence=0)
@@ -261,8 +356,10 @@ class SurfaceContract:
         assert values(topic.read(Position.at_time(45))) == [b"4", b"5"]
         assert values(topic.read(LATEST)) == []
         assert values(topic.read({0: 5})) == [b"5"]
-        with pytest.raises(Invalid):
+        with pytest.raises(OffsetOutOfRange) as refused:
             list(topic.read(7))
+        assert (refused.value.topic, refused.value.partition) == ("shop/orders", 0)
+        assert (refused.value.offset, refused.value.earliest, refused.value.next) == (7, 0, 6)
 
     def test_partitions_are_read_one_after_the_other(self, log: Log) -> None:
         topic = log.create_topic("two", partitions=2)
@@ -505,6 +602,43 @@ class LastingContract(SurfaceContract):
         topic.flush()
 
         assert topic.offsets().durable == 3
+
+    def test_closing_the_log_ends_those_who_wait_in_it(self, log: Log, topic: TopicHandle) -> None:
+        """A stream of a client raised what the library below it did, or gave what it had left of a page."""
+        topic.append_many([b"%d" % number for number in range(5)])
+        left, following = topic.read(), topic.follow(EARLIEST)
+        assert [next(left).value, next(left).value] == [b"0", b"1"]
+        taken = [next(following) for _ in range(5)]
+        topic.append(b"live")
+        taken.append(next(following))
+        raised: list[BaseException] = []
+        waits = threading.Event()
+
+        def wait() -> None:
+            waits.set()
+            try:
+                next(following)
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                raised.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waits.wait(PATIENT_S)
+        # A moment, in which it comes to wait. It is the same if it does not.
+        waiting.join(0.05)
+        log.close()
+        waiting.join(PATIENT_S)
+
+        assert [type(error) for error in raised] == [Closed]
+        for stream in (left, following):
+            for _ in range(2):
+                with pytest.raises(Closed):
+                    next(stream)
+            stream.close()
+            assert list(stream) == []
+        for call in (lambda: next(topic.follow()), lambda: next(topic.read()), lambda: topic.append(b"late")):
+            with pytest.raises(Closed):
+                call()
 
     # Bulk loads
 

@@ -91,6 +91,10 @@ class SimulatedLock:
         self._inode = inode
         holders[inode] = self
 
+    @property
+    def identity(self) -> str:
+        return f"{self.owner.boot}:{self._inode}"
+
     def release(self) -> None:
         if self._holders.get(self._inode) is self:
             del self._holders[self._inode]

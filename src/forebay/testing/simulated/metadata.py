@@ -102,6 +102,10 @@ class FaultyMetadata:
         self._meet("session_alive")
         return self.inner.session_alive(session)
 
+    def end_session(self, session: str) -> None:
+        self._meet("end_session")
+        self.inner.end_session(session)
+
     def revision(self) -> int:
         self._meet("revision")
         return self.inner.revision()

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from forebay.appends.free_space import check_room
 from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
 from forebay.disk import Disk, File, make_directories, replace_file, write_all
@@ -177,13 +178,13 @@ def _take_up(writer: Writer, files: FileList, facts: Survey, start: Start) -> No
     _resume(writer, files, last, start, writer.clock)
     if facts.is_short and writer.active is None:
         # Now, and not with the first append: nothing else says what is missing once `live` is written again.
-        writer.create(writer.next)
+        writer.create(writer.next, reserving=False)
 
 
 def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock: Clock) -> None:
     if last.end < start.history_end:
         _resume(writer, files, last, Start(next_offset=last.end), clock)
-        writer.skip_to(start.history_end, start.gap)
+        writer.skip_to(start.history_end, start.gap, reserving=False)
         return
     opens_history = last.frames == 0 and any(gap.reason is Reason.HISTORY for gap in last.gaps)
     if (start.gap is None or opens_history) and not last.ends_damaged:
@@ -215,8 +216,10 @@ def _make_durable(disk: Disk, last: LogScan, *, doubtful: bool) -> None:
     """
     directory, _, name = last.path.rpartition("/")
     if last.torn_bytes and not last.ends_damaged:
+        rest = _rest(last.file, last.stop)
+        check_room(disk, directory, len(rest), f"the torn end of {last.path} is copied to {ASIDE} before it is cut off")
         make_directories(disk, f"{directory}/{ASIDE}")
-        replace_file(disk, f"{directory}/{ASIDE}/{name}.{last.stop}", _rest(last.file, last.stop))
+        replace_file(disk, f"{directory}/{ASIDE}/{name}.{last.stop}", rest)
         last.file.truncate(last.stop)
         last.torn_bytes = 0
     elif last.clean and not last.removals.is_some and not doubtful:
@@ -250,6 +253,7 @@ def _copy(disk: Disk, last: LogScan) -> None:
     The system reports that once and takes the pages for clean then: another sync would make nothing durable. They are
     not written again in place, because what is durable of them must not be touched.
     """
+    check_room(disk, last.path.rpartition("/")[0], last.file.size(), f"{last.path} is copied, for a sync of it failed")
     copy = disk.create(last.path + TEMPORARY_SUFFIX)
     try:
         position = 0

@@ -270,7 +270,7 @@ def indexed_files(disk: Disk, directory: str, segments: Sequence[str]) -> dict[s
 
 
 def read_checkpoint(disk: Disk, directory: str) -> Checkpoint | None:
-    """The summary written at the last rotation or clean stop; `None` if it cannot be used."""
+    """The summary written at a clean stop, or when one of the last files was sealed; `None` if it cannot be used."""
     file = disk.open(f"{directory}/{CHECKPOINT_NAME}")
     try:
         found = decode_checkpoint(file.read_at(file.size(), 0))

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 def check_pipeline(pipeline: Pipeline) -> None:
     """Raise `Flawed` with a line for everything that does not fit, as far as the file alone shows."""
     flaws = Flaws()
+    note_flaws(flaws, pipeline)
+    flaws.raise_if_any()
+
+
+def note_flaws(flaws: Flaws, pipeline: Pipeline) -> None:
+    """Note everything that does not fit, as far as the file alone shows."""
     _check_names(flaws, [view.name for view in _views(pipeline)], "a source or a step")
     _check_names(flaws, [sink.name for sink in pipeline.sinks], "a sink")
     _check_views(flaws, pipeline)
@@ -27,10 +33,9 @@ def check_pipeline(pipeline: Pipeline) -> None:
         sink.check(flaws, pipeline)
         check_columns(flaws, sink, _columns(sink, pipeline))
     check_targets(flaws, pipeline, None)
-    flaws.raise_if_any()
-    if pipeline.mode is Mode.STREAMING:
+    # Which topic feeds a sink follows from the rest.
+    if not flaws.found and pipeline.mode is Mode.STREAMING:
         _check_streams(flaws, pipeline)
-    flaws.raise_if_any()
 
 
 def unused(pipeline: Pipeline) -> tuple[str, ...]:

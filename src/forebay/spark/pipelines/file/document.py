@@ -117,7 +117,11 @@ class Flaws:
     def raise_if_any(self) -> None:
         """Raise `Flawed` if anything was found."""
         if self.found:
-            raise Flawed(*(str(flaw) for flaw in sorted(self.found, key=_order)))
+            raise Flawed(*self.lines())
+
+    def lines(self) -> list[str]:
+        """What was found, by line."""
+        return [str(flaw) for flaw in sorted(self.found, key=_order)]
 
 
 def flawed(place: Place, text: str) -> NoReturn:
@@ -207,6 +211,11 @@ class Fields:
             self.flaws.add(word.place, f"{name} of {self.what} is {str(word)!r}: {hint(word, known, 'the words are')}")
             return default
         return known[word]
+
+    def is_one_of(self, name: str, known: Mapping[str, object]) -> bool:
+        """Whether `choice` finds a word that it knows, or none. Else what follows from its default is no flaw."""
+        word = self.word(name)
+        return word is None or word in known
 
     def truth(self, name: str, *, default: bool) -> bool:
         """`true` or `false`."""

@@ -167,8 +167,11 @@ def _kind(fields: Fields, kinds: Sequence[type[P]], does: str) -> tuple[type[P],
     chosen = by_format.get(None)
     with_it = given[0]
     if chosen is None:
-        first = next(iter(by_format.values()))
-        chosen = fields.choice("format", {str(name): kind for name, kind in by_format.items()}, first)
+        first, known_formats = next(iter(by_format.values())), {str(name): kind for name, kind in by_format.items()}
+        chosen = fields.choice("format", known_formats, first)
+        if not fields.is_one_of("format", known_formats):
+            # What goes with it cannot be said.
+            return None
         with_it = f"format {chosen.format_word}"
     for word in _words_of((*SOURCES, *SINKS)):
         if word in fields and word not in (*given, *chosen.fields):

@@ -67,7 +67,8 @@ class FileSource:
         chosen = fields.choice("format", formats, FileFormat.PARQUET)
         written = fields.word("schema")
         schema = parse_ddl(fields, written) if written is not None else None
-        if written is not None and chosen not in (FileFormat.CSV, FileFormat.JSON):
+        is_sure = "format" in fields and fields.is_one_of("format", formats)
+        if is_sure and written is not None and chosen not in (FileFormat.CSV, FileFormat.JSON):
             fields.flaws.add(written.place, f"schema does not go with {chosen} files: they have their own")
         if path is None:
             return None

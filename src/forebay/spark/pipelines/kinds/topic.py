@@ -97,10 +97,10 @@ class TopicSource:
     @classmethod
     def parse(cls, fields: Fields, name: Word, word: str, directory: str) -> TopicSource | None:
         topics = (*fields.words("topic")[:1], *fields.words("topics"))
-        for topic in topics:
-            _check_name(fields.flaws, topic)
-        kind = fields.choice("format", {str(kind): kind for kind in Format}, Format.RAW)
-        schema = _schema(fields, kind, directory)
+        _check_names(fields.flaws, topics)
+        kinds = {str(kind): kind for kind in Format}
+        kind, is_known = fields.choice("format", kinds, Format.RAW), fields.is_one_of("format", kinds)
+        schema = _schema(fields, kind, directory) if is_known else None
         marked = fields.mapping("watermark", "watermark", ("column", "delay"))
         watermark = _watermark(marked) if marked is not None else None
         if schema is None and kind in (Format.JSON, Format.AVRO):
@@ -117,7 +117,7 @@ class TopicSource:
             options=fields.options("options"),
             choice=Choice.parse(fields),
         )
-        if "badRecords" in fields and kind not in (Format.JSON, Format.AVRO):
+        if is_known and "badRecords" in fields and kind not in (Format.JSON, Format.AVRO):
             fields.flaws.add(
                 fields.place_of("badRecords"), f"badRecords does not go with format {kind}: nothing is decoded"
             )
@@ -315,7 +315,8 @@ class TopicSink:
     @classmethod
     def parse(cls, fields: Fields, name: Word, view: Word, target: Word, directory: str) -> TopicSink:
         _check_name(fields.flaws, target)
-        kind = fields.choice("format", {str(kind): kind for kind in Format if kind is not Format.TEXT}, Format.JSON)
+        kinds = {str(kind): kind for kind in Format if kind is not Format.TEXT}
+        kind = fields.choice("format", kinds, Format.JSON)
         value = fields.words("value")
         if kind is Format.RAW and len(value) != 1:
             fields.flaws.add(
@@ -324,7 +325,7 @@ class TopicSink:
         schema = None
         if kind is Format.AVRO:
             schema = _schema(fields, kind, directory)
-        elif "schema" in fields:
+        elif "schema" in fields and fields.is_one_of("format", kinds):
             fields.flaws.add(fields.place_of("schema"), f"schema does not go with format {kind} in {fields.what}")
         said = {column: fields.word(column) for column in ("key", "tag", "partition", "timestamp", "headers")}
         return cls(
@@ -458,6 +459,20 @@ def _watermark(fields: Fields) -> Watermark | None:
     column, delay = fields.required("column", "at"), fields.required("delay", "10 minutes")
     fields.duration("delay")
     return Watermark(column=column, delay=delay) if column is not None and delay is not None else None
+
+
+def _check_names(flaws: Flaws, topics: Sequence[Word]) -> None:
+    """Each is a name, and of another topic than those before it: one topic may be written in two ways."""
+    seen: set[TopicName] = set()
+    for topic in topics:
+        try:
+            name = TopicName.parse(topic)
+        except Invalid as error:
+            flaws.add(topic.place, str(error))
+            continue
+        if name in seen:
+            flaws.add(topic.place, f"{topic} is the topic {name}, which stands before it: name each topic once")
+        seen.add(name)
 
 
 def _check_name(flaws: Flaws, topic: Word) -> None:

@@ -46,6 +46,15 @@ class SessionContract:
         assert not session.alive()
         assert not store.session_alive(session.id)
 
+    def test_a_session_that_has_ended_is_ended_again_without_harm(self, store: MetadataStore) -> None:
+        session = store.session(10)
+        session.close()
+
+        store.end_session(session.id)
+        store.end_session("no such session")
+
+        assert not store.session_alive(session.id)
+
     def test_the_end_of_a_session_can_be_compared(self, store: MetadataStore) -> None:
         session = store.session(TTL_S)
 
