@@ -14,6 +14,7 @@ import pytest
 from forebay import Storage
 from forebay.broker.serve import ROOM_SECONDS
 from forebay.settings import Settings
+from forebay.testing.inside import inside
 from tests.storage.rig import WatchedDisk
 from tests.support.brokers import running_broker
 from tests.support.waiting import PATIENCE, until
@@ -136,7 +137,8 @@ def test_a_request_waits_a_second_for_room_in_a_full_queue_and_is_then_refused(
             under_way = [threads.submit(append, client, STUCK, "written")]
             assert disk.hangs.wait(PATIENCE)
             under_way += [threads.submit(append, client, STUCK, "queued") for _ in range(2)]
-            until(lambda: broker.process.broker.traffic.under_way == 3)
+            queue = inside(broker.log().topic("shop/stuck")).wal().queue
+            until(lambda: queue.next == 4)
             refused = client.post(f"{STUCK}/records", json=[{"value": "refused"}])
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "throttled")
             assert refused.headers["retry-after"] == "1"
