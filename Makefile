@@ -26,7 +26,7 @@ $(READY_BENCH): requirements-bench.lock $(READY)
 	@touch $@
 
 $(READY_SERVERS): requirements-servers.lock requirements-node.lock tests/blobs/azurite/package-lock.json \
-		tools/setup_servers.sh $(READY)
+		tests/broker/generated/package-lock.json tools/setup_servers.sh $(READY)
 	@tools/setup_servers.sh
 	@touch $@
 

@@ -24,6 +24,15 @@ needs. An answer carries `Forebay-Request-Id`: the `X-Request-Id` of the request
 A request about one topic may name the topic that it means as `Forebay-Topic-Id`, the `topic_id` of its definition. If
 that topic was deleted, the answer is `unknown_topic`, also if there is another of its name by now. Without the header a
 request goes by the name.
+
+Clients in other languages can be generated from the document. Two generators are tried with every route of it:
+
+```sh
+# Python: the file says which media types are bytes; it lies beside this page.
+openapi-python-client generate --url http://127.0.0.1:7878/v1/openapi.json --config openapi-python-client.yml
+# TypeScript, for openapi-fetch: a field that has a default need not be given.
+openapi-typescript http://127.0.0.1:7878/v1/openapi.json --default-non-nullable=false -o forebay.d.ts
+```
 """
 
 ERRORS = """

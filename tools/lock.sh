@@ -22,6 +22,19 @@ compile requirements-bench.lock --extra bench --constraint requirements.lock pyp
 compile requirements-servers.lock tools/servers.in
 compile requirements-node.lock tools/node.in
 
-azurite=tests/blobs/azurite
-npm install --prefix "$azurite" --package-lock-only --ignore-scripts --no-audit --no-fund --loglevel=error
-sed -i '/^ *"resolved": /d;/^ *"license": /d' "$azurite/package-lock.json"
+# What a package is and which bytes it has: not where it was fetched from, nor what its authors say of themselves.
+plain='
+import json, sys
+from pathlib import Path
+
+path = Path(sys.argv[1])
+lock = json.loads(path.read_text(encoding="utf-8"))
+for package in lock["packages"].values():
+    for name in ("resolved", "license", "funding"):
+        package.pop(name, None)
+path.write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
+'
+for packages in tests/blobs/azurite tests/broker/generated; do
+    npm install --prefix "$packages" --package-lock-only --ignore-scripts --no-audit --no-fund --loglevel=error
+    python3 -c "$plain" "$packages/package-lock.json"
+done

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 
@@ -81,7 +82,7 @@ ROUTES = (
     ),
     Route(
         method="GET", path="/v1/openapi.json", name="get_openapi", summary="This document",
-        handler=get_openapi, before_ready=True, tag="broker",
+        handler=get_openapi, answer=dict[str, Any], before_ready=True, tag="broker",
     ),
     Route(
         method="GET", path="/docs", name="get_reference", summary="This document, in a browser",

@@ -95,13 +95,18 @@ def _request_content(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
     if route.body is not None:
         content[JSON] = {"schema": schemas[id(route.body)]}
     for media in route.body_media:
-        content.setdefault(media, {"schema": {"type": "string", "format": "binary"}})
+        content.setdefault(media, {"schema": _bytes_or_text(media)})
     return content
+
+
+def _bytes_or_text(media: str) -> dict[str, str]:
+    """The schema of a body that is no JSON: generated clients make bytes of what is binary, and text of the rest."""
+    return {"type": "string"} if media.startswith("text/") else {"type": "string", "format": "binary"}
 
 
 def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
     good: dict[str, Any] = {"description": route.summary}
-    content = {media: {"schema": {"type": "string", "format": "binary"}} for media in route.answer_media}
+    content = {media: {"schema": _bytes_or_text(media)} for media in route.answer_media}
     if route.answer is not None:
         content[JSON] = {"schema": schemas[id(route.answer)]}
     if route.answer is not None or route.answer_media != (JSON,):
