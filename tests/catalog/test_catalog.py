@@ -217,7 +217,7 @@ def test_nothing_is_dropped_that_hides_what_was_replaced(monkeypatch: pytest.Mon
     removals = RecordedRemovals(catalog)
     with monkeypatch.context() as patched:
         # As where every sweep is refused, because others change what it compares.
-        patched.setattr(ShardCatalog, "sweep_hidden", lambda _: 0)
+        patched.setattr(ShardCatalog, "sweep_hidden", lambda *_: 0)
         assert catalog.replace(catalog.pieces()[:3], piece(0, 30, "merged"))
         assert removals.drop_below(1, 40) == 0
         assert ranges(catalog) == [(0, 30), (30, 40), (40, 50)]

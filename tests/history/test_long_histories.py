@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.catalog import Frontier, ShardCatalog, ShardKeys
+from forebay.catalog import removals as catalog_removals
 from forebay.catalog import shard as catalog_shard
 from forebay.catalog.removals import RecordedRemovals
+from forebay.disk import Disk
 from forebay.format.files.checkpoint import Checkpoint, encode_checkpoint
 from forebay.format.files.segment import segment_name
+from forebay.format.index.sections import Footer
 from forebay.format.metadata.descriptor import Cur, DescriptorKind, SegmentDescriptor, ShardState, Status
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.history import History
@@ -27,8 +30,9 @@ from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
 from forebay.testing.simulated.clock import ManualClock
 from forebay.wal import upkeep
-from forebay.wal.files import SealedFile
+from forebay.wal.files import FileList, SealedFile
 from forebay.wal.recovery.survey import CHECKPOINT_NAME, read_checkpoint
+from forebay.wal.retention import expired
 from tests.support.environments.shard import DIRECTORY, ShardEnvironment, expected, history_of, stream
 from tests.support.steps import steps_of
 from tests.support.waiting import PATIENCE
@@ -139,6 +143,90 @@ def test_a_further_segment_is_catalogued_and_seen_by_as_many_reads_whatever_the_
         assert len(history.cover(0, end)) == count + 3
 
     assert costs[0] == costs[1]
+
+
+@pytest.mark.slow
+def test_the_front_of_history_is_dropped_by_as_many_reads_whatever_the_number_behind_it() -> None:
+    costs = []
+    for count in (FEW, MANY):
+        store = CountedMetadata()
+        removals = RecordedRemovals(catalog := catalog_of(store, count))
+        store.entries = 0
+        assert removals.drop_below(1, 5) == 0, "the first segment lies above it in part"
+        assert removals.drop_below(1, 3 * STEP + 5) == 3
+        assert removals.drop_below(1, 103 * STEP) == 100
+        costs.append(store.entries)
+        assert [piece.descriptor.start for piece in catalog.pieces()][:2] == [103 * STEP, 104 * STEP]
+        assert len(catalog.pieces()) == count - 103
+
+    assert costs[0] == costs[1]
+
+
+def naive_front(catalog: ShardCatalog, offset: int) -> int:
+    """How many pieces may be dropped, by a look at all of history."""
+    descriptors = [piece.descriptor for piece in catalog.pieces()]
+    born = [place for place, one in enumerate(descriptors) if one.is_born]
+    last = min(born[-1] if born else len(descriptors), len(descriptors) - 1)
+    return sum(one.end <= offset for one in descriptors[: max(last, 0)])
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(0, 13), st.data())
+@settings(max_examples=150)
+def test_as_much_of_the_front_is_dropped_as_a_look_at_all_of_history_allows(
+    born: list[bool], steps: int, data: st.DataObject
+) -> None:
+    catalog = catalog_of(MemoryMetadata())
+    for at, is_born in enumerate(born):
+        one = piece(at * STEP, (at + 1) * STEP)
+        catalog.extend(1, [one if is_born else msgspec.structs.replace(one, load_id="load", header_start=0)])
+    if len(born) > 1 and data.draw(st.booleans(), "compacts"):
+        compacted(catalog, data.draw(st.integers(0, 12), "first"), data.draw(st.integers(1, 3), "count"))
+    allowed, before = naive_front(catalog, steps * STEP), len(catalog.pieces())
+
+    with pytest.MonkeyPatch.context() as patched:
+        # Pages so short that history has many.
+        for module in (catalog_shard, catalog_removals):
+            patched.setattr(module, "SWEEP_KEYS", data.draw(st.integers(1, 4), "page"))
+        assert RecordedRemovals(catalog).drop_below(1, steps * STEP) == allowed
+
+    assert len(catalog.pieces()) == before - allowed
+
+
+class AnotherFile(SealedFile):
+    """One that says of itself what a real file does, at other offsets."""
+
+    def __init__(self, real: SealedFile, disk: Disk, start: int) -> None:
+        super().__init__(disk, real.path, start, start + STEP)
+        self._real = real
+
+    @property
+    def footer(self) -> Footer:
+        return self._real.footer
+
+
+@pytest.mark.slow
+def test_a_look_at_what_has_expired_takes_as_many_steps_whatever_the_number_of_files() -> None:
+    steps = []
+    for count in (FEW, MANY):
+        environment = ShardEnvironment()
+        environment.append(5)
+        environment.seal()
+        real = next(file for file in environment.shard.wal.files.all if isinstance(file, SealedFile))
+        footer = real.footer
+        files = FileList([AnotherFile(real, environment.disk, at * STEP) for at in range(count)])
+        total = count * footer.segment_bytes
+        assert files.held_bytes() == total
+        now_ms, day = footer.appended_max, 86_400.0
+
+        def look(files: FileList, now_ms: int, bytes_max: int, day: float = day) -> list[SealedFile]:
+            return expired(files, MANY * STEP, now_ms=now_ms, now=0.0, time_s=day, bytes_max=bytes_max, grace_s=0.0)
+
+        assert len(look(files, now_ms, total - 1)) == 1
+        files.drop(files.all[0])
+        assert look(files, now_ms, total - footer.segment_bytes) == []
+        steps.append(steps_of(partial(look, files, now_ms, total - 3 * footer.segment_bytes)))
+
+    assert steps[1] <= 1.2 * steps[0]
 
 
 @pytest.mark.slow

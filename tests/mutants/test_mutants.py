@@ -209,7 +209,7 @@ def _retain_what_is_covered(durability: Durability) -> list[Violation]:
     now_ms, now, covered_end = rig.clock.now_ms(), rig.clock.monotonic(), 6
     files = rig.wal.files
     for file in forebay.wal.retention.expired(
-        files.all, covered_end, now_ms=now_ms, now=now, time_s=0, bytes_max=0, grace_s=0
+        files, covered_end, now_ms=now_ms, now=now, time_s=0, bytes_max=0, grace_s=0
     ):
         assert isinstance(file, SealedFile)
         drop_file(rig.disk, files, file)

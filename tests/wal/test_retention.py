@@ -18,7 +18,7 @@ from forebay.shard.tiers import LocalLog
 from forebay.testing.checks.history import AppendOutcome
 from forebay.testing.simulated.crashes import explore
 from forebay.topics import Durability
-from forebay.wal.files import SealedFile
+from forebay.wal.files import FileList, SealedFile
 from forebay.wal.readonly import FollowedLog
 from forebay.wal.recovery.survey import CHECKPOINT_NAME, read_checkpoint
 from forebay.wal.retention import drop_file, expired
@@ -42,7 +42,7 @@ def _expired(rig: BareRig[Any], covered_end: int, **numbers: float) -> list[int]
     """The first offsets of the files that may go."""
     limits: dict[str, Any] = {"time_s": FOREVER, "bytes_max": ROOMY, "grace_s": 0.0} | numbers
     now_ms, now = rig.clock.now_ms(), rig.clock.monotonic()
-    found = expired(rig.wal.files.all, covered_end, now_ms=now_ms, now=now, **limits)
+    found = expired(rig.wal.files, covered_end, now_ms=now_ms, now=now, **limits)
     return [file.start for file in found]
 
 
@@ -96,7 +96,9 @@ def test_the_newest_file_stays_even_when_it_is_sealed() -> None:
 
     sealed = rig.wal.files.all[:2]
 
-    assert expired(sealed, 99, now_ms=rig.clock.now_ms(), now=0, time_s=0, bytes_max=0, grace_s=0) == [sealed[0]]
+    found = expired(FileList(sealed), 99, now_ms=rig.clock.now_ms(), now=0, time_s=0, bytes_max=0, grace_s=0)
+
+    assert found == [sealed[0]]
 
 
 def _read(log: LocalLog, offset: int, bytes_max: int = 1 << 20) -> Page:

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.catalog.shard import SWEEP_KEYS, Piece, ShardCatalog, StoredState, unreadable
+from forebay.catalog.shard import SWEEP_KEYS, Front, Frontier, Piece, ShardCatalog, StoredState, unreadable
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Corrupt
 from forebay.format.control.frames import NO_FLOOR, Floor, higher
 from forebay.format.control.offsets import WINDOW, OffsetSet
-from forebay.format.metadata.descriptor import DescriptorKind, ShardState
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, ShardState
 from forebay.format.metadata.value import Unknown, encode_value
 from forebay.format.metadata.vectors import DeletionVector, decode_vector, deleted_by, encode_vector, merge
 from forebay.metadata import Compare, Delete, Entry, Operation, Put, RevisionIs
@@ -78,14 +78,15 @@ class RecordedRemovals:
         """Take pieces that lie wholly below `offset` out of the catalog, oldest first, and their vectors; how many.
 
         The newest piece that was born in the log stays: it says which appends the next owner recognises as repeats.
+        Reads what is dropped and a page behind it; more only if history ends in what bulk loads brought.
         """
-        self._catalog.sweep_hidden()
+        self._catalog.sweep_hidden(offset)
         dropped = 0
         what = f"{self._keys}: not all of history below offset {offset} is dropped"
         while count := transact(
             self._store,
             lambda: self._droppable(offset),
-            lambda pieces: self._drop(epoch, pieces),
+            lambda found: self._drop(epoch, *found),
             what=what,
             clock=self._catalog.clock,
         ):
@@ -93,22 +94,35 @@ class RecordedRemovals:
         self._drop_vectors(epoch, offset)
         return dropped
 
-    def _droppable(self, offset: int) -> list[Piece]:
-        _, pieces, hidden = self._catalog.standing()
-        if hidden:
-            # What a dropped piece hides would come to light again.
-            return []
-        kept = [place for place, piece in enumerate(pieces) if _is_needed(piece)]
-        last = min(kept[-1] if kept else len(pieces), len(pieces) - 1)
-        return [piece for piece in pieces[: max(last, 0)] if piece.descriptor.end <= offset][:SWEEP_KEYS]
+    def _droppable(self, offset: int) -> tuple[Frontier, list[Piece]]:
+        """What may be dropped next, and the end of history as it was before the look."""
+        front = self._catalog.front(SWEEP_KEYS + 1)
+        # What a dropped piece hides would come to light again.
+        if any(hider.descriptor.end <= offset for hider, _ in front.hidden):
+            return front.frontier, []
+        # Of the last of them it is not known what it hides.
+        pieces = front.pieces if front.is_whole else front.pieces[:-1]
+        ended = [piece for piece in pieces[:SWEEP_KEYS] if piece.descriptor.end <= offset]
+        return front.frontier, ended[: self._not_needed(front, len(ended))]
 
-    def _drop(self, epoch: int, pieces: Sequence[Piece]) -> Write[int] | Done[int]:
+    def _not_needed(self, front: Front, wanted: int) -> int:
+        """How many of the first `wanted` pieces lie before the newest that is needed; at least one piece stays."""
+        if not wanted or front.is_whole:
+            return min(wanted, _before_needed(front.pieces))
+        last = self._catalog.last(front.frontier)
+        if last is not None and _is_needed(last):
+            return wanted
+        before = _before_needed(front.pieces)
+        return wanted if wanted <= before else min(wanted, _before_needed(self._catalog.pieces()))
+
+    def _drop(self, epoch: int, frontier: Frontier, pieces: Sequence[Piece]) -> Write[int] | Done[int]:
         if not pieces:
             return Done(0)
-        state, frontier = self._catalog.owned(epoch), self._catalog.frontier()
+        state = self._catalog.owned(epoch)
         cur = msgspec.structs.replace(frontier.cur, generation=frontier.cur.generation + 1)
         compares: list[Compare] = [
             RevisionIs(self._keys.state, state.revision),
+            # Every change to the catalog writes `cur`: what was seen after it was read stands as it was.
             RevisionIs(self._keys.cur, frontier.revision),
             *(RevisionIs(self._keys.segment(piece.descriptor.start), piece.revision) for piece in pieces),
         ]
@@ -146,7 +160,12 @@ def _moved(stored: StoredState, floor: Floor, *, counted: bool) -> ShardState:
     )
 
 
-def _is_needed(piece: Piece) -> bool:
+def _before_needed(pieces: Sequence[Piece]) -> int:
+    """How many pieces lie before the newest of these that is needed; before the last of them if none is."""
+    kept = [place for place, piece in enumerate(pieces) if _is_needed(piece.descriptor)]
+    return max(min(kept[-1] if kept else len(pieces), len(pieces) - 1), 0)
+
+
+def _is_needed(found: SegmentDescriptor) -> bool:
     """Whether a take-over may have to look into it."""
-    found = piece.descriptor
     return found.load_id is None if found.kind is DescriptorKind.MANIFEST else found.is_born

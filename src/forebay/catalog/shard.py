@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -172,6 +172,17 @@ class Standing(NamedTuple):
     pieces: list[Piece]
     hidden: list[tuple[Piece, Piece]]
     """Each with the piece that hides it."""
+
+
+class Front(NamedTuple):
+    """The oldest pieces of a shard's catalog, and what is left of those that they replaced."""
+
+    frontier: Frontier
+    """Read first: what follows is as of one moment if `cur` has not changed since."""
+    pieces: list[Piece]
+    hidden: list[tuple[Piece, Piece]]
+    is_whole: bool
+    """Whether there is nothing behind them. Else the last of them may hide more than is listed here."""
 
 
 def arranged(found: Iterable[Piece]) -> tuple[list[Piece], list[tuple[Piece, Piece]]]:
@@ -424,15 +435,46 @@ class ShardCatalog:
         with contextlib.suppress(Unavailable, Indeterminate):
             self.sweep_hidden()
 
-    def sweep_hidden(self) -> int:
-        """Remove descriptors that a replacement hides; how many. May be repeated and interrupted at will."""
+    def sweep_hidden(self, below: int | None = None) -> int:
+        """Remove descriptors that a replacement hides; how many. May be repeated and interrupted at will.
+
+        With `below` only those that begin below this offset are looked for, and no others are read.
+        """
         removed = 0
-        for hider, hidden in groupby(self.standing().hidden, key=lambda pair: pair[0]):
+        pairs = self.standing().hidden if below is None else arranged(self._begun_below(below))[1]
+        for hider, hidden in groupby(pairs, key=lambda pair: pair[0]):
             stale = [piece for _, piece in hidden]
             for first in range(0, len(stale), SWEEP_KEYS):
                 part = stale[first : first + SWEEP_KEYS]
                 removed += len(part) if self._swept(hider, part) else 0
         return removed
+
+    def _begun_below(self, offset: int) -> Iterator[Piece]:
+        """The descriptors that begin below this offset, in order, read a page at a time."""
+        after: str | None = None
+        while True:
+            page = self.store.range(self.keys.segments, start_after=after, limit=SWEEP_KEYS)
+            for entry in page:
+                if entry.key >= self.keys.segment(offset) or entry.key == self.keys.cur:
+                    return
+                yield Piece(_decoded(entry, SegmentDescriptor)[0], entry.mod_revision)
+            if len(page) < SWEEP_KEYS:
+                return
+            after = page[-1].key
+
+    def front(self, count: int) -> Front:
+        """The oldest `count` descriptors; those behind them are not read."""
+        frontier = self.frontier()
+        entries = self.store.range(self.keys.segments, limit=count + 1)
+        is_whole = len(entries) <= count
+        stored = [entry for entry in entries[:count] if entry.key != self.keys.cur]
+        found = arranged(Piece(_decoded(entry, SegmentDescriptor)[0], entry.mod_revision) for entry in stored)
+        return Front(frontier, *found, is_whole)
+
+    def last(self, frontier: Frontier) -> SegmentDescriptor | None:
+        """The newest piece of a history that ends so; `None` if there is none, or it has changed since."""
+        entry = self.store.get(self.keys.segment(frontier.cur.start)) if frontier.revision else None
+        return None if entry is None else _decoded(entry, SegmentDescriptor)[0]
 
     def standing(self) -> Standing:
         """All of it as of one revision: pages read one by one would miss what is replaced and swept between them."""

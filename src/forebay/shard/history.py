@@ -263,7 +263,7 @@ class ShardHistory:
             return 0
         with deferred(), self._working:
             self._noting(lambda: RecordedRemovals(self.catalog).drop_below(self._epoch, floor))
-            pieces = self.catalog.pieces()
+            pieces = self.catalog.front(1).pieces
             kept = min(pieces[0].descriptor.start if pieces else floor, floor)
             count = 0
             for file in self._wal.files.all[:-1]:
@@ -278,7 +278,7 @@ class ShardHistory:
         retention = self._settings.retention
         with deferred(), self._working:
             chosen = expired(
-                self._wal.files.all,
+                self._wal.files,
                 self.exported,
                 now_ms=self._clock.now_ms(),
                 now=self._clock.monotonic(),

@@ -332,6 +332,9 @@ class FileList:
         self.all: tuple[LogFile | SealedFile, ...] = tuple(sorted(files, key=_start))
         self.logs: tuple[LogFile, ...] = tuple(file for file in self.all if isinstance(file, LogFile))
         """Those of them that are not sealed: few, however many files there are."""
+        self._unsized = {file: None for file in self.all if isinstance(file, SealedFile)}
+        """Sealed files whose bytes are not in the sum yet."""
+        self._sealed_bytes = 0
         # The writer adds while the sealer replaces: neither may undo the other.
         self._changing = RankedLock(Rank.LEAF, "wal.file_list")
         self.replacing = RankedLock(Rank.IO, "wal.file_names")
@@ -341,7 +344,7 @@ class FileList:
         """A newer file."""
         with self._changing:
             self.all = (*self.all, file)
-            self._list_log(file)
+            self._list(file)
 
     def replace(self, old: LogFile | SealedFile, new: LogFile | SealedFile) -> None:
         """The same records in another file."""
@@ -349,21 +352,36 @@ class FileList:
             place = self._place(old)
             if place is not None:
                 self.all = (*self.all[:place], new, *self.all[place + 1 :])
-                self._unlist_log(old)
-                self._list_log(new)
+                self._unlist(old)
+                self._list(new)
 
     def forget(self, path: str) -> None:
         """This file is no part of the shard."""
         with self._changing:
+            for file in self.all:
+                if file.path == path:
+                    self._unlist(file)
             self.all = tuple(file for file in self.all if file.path != path)
-            self.logs = tuple(file for file in self.logs if file.path != path)
 
     def drop(self, file: LogFile | SealedFile) -> None:
         """The oldest file is no longer here; what it held is answered for elsewhere."""
         with self._changing:
             assert self.all[0] is file, "only the oldest file may go, so that no gap is left"
             self.all = self.all[1:]
-            self._unlist_log(file)
+            self._unlist(file)
+
+    def held_bytes(self) -> int:
+        """The bytes of all files together. Reads the footer of each sealed file, once for as long as it is listed."""
+        with self._changing:
+            unsized = list(self._unsized)
+        for file in unsized:
+            # Read without the lock.
+            size = file.footer.segment_bytes
+            with self._changing:
+                if file in self._unsized:
+                    del self._unsized[file]
+                    self._sealed_bytes += size
+        return self._sealed_bytes + sum(log.limit for log in self.logs)
 
     def _place(self, file: LogFile | SealedFile) -> int | None:
         files, place = self.all, bisect_left(self.all, file.start, key=_start)
@@ -373,13 +391,19 @@ class FileList:
             place += 1
         return None
 
-    def _list_log(self, file: LogFile | SealedFile) -> None:
+    def _list(self, file: LogFile | SealedFile) -> None:
         if isinstance(file, LogFile):
             self.logs = tuple(sorted((*self.logs, file), key=_start))
+        else:
+            self._unsized[file] = None
 
-    def _unlist_log(self, file: LogFile | SealedFile) -> None:
+    def _unlist(self, file: LogFile | SealedFile) -> None:
         if isinstance(file, LogFile):
             self.logs = tuple(log for log in self.logs if log is not file)
+        elif file in self._unsized:
+            del self._unsized[file]
+        else:
+            self._sealed_bytes -= file.footer.segment_bytes
 
     def reaching(self, offset: int) -> Iterator[LogFile | SealedFile]:
         """The files from the one on that may reach beyond `offset`, in order; those before are not looked at."""

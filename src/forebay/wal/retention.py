@@ -6,15 +6,15 @@ Knows files and the disk. The caller says what history covers; this frees copies
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from itertools import islice
 
 from forebay.disk import Disk
 from forebay.format.files.segment import index_name
-from forebay.wal.files import FileList, LogFile, SealedFile
+from forebay.wal.files import FileList, SealedFile
 
 
 def expired(
-    files: Sequence[LogFile | SealedFile],
+    files: FileList,
     covered_end: int,
     *,
     now_ms: int,
@@ -26,12 +26,13 @@ def expired(
     """The sealed files that may go, oldest first: the front of `files`, all of it below `covered_end`.
 
     They are older than `time_s` or more than `bytes_max` holds, and no reader has used them within `grace_s` of the
-    monotonic time `now`. The newest file never goes: it says where the log goes on.
+    monotonic time `now`. The newest file never goes: it says where the log goes on. Looks at those that may go and at
+    the first that may not, not at the others.
     """
-    sizes = [file.footer.segment_bytes if isinstance(file, SealedFile) else file.limit for file in files]
-    excess = sum(sizes) - bytes_max
+    excess = files.held_bytes() - bytes_max
     gone: list[SealedFile] = []
-    for file, size in zip(files[:-1], sizes, strict=False):
+    listed = files.all
+    for file in islice(listed, max(len(listed) - 1, 0)):
         if not isinstance(file, SealedFile) or file.end > covered_end:
             break
         is_old = now_ms - file.footer.appended_max >= time_s * 1000
@@ -39,7 +40,7 @@ def expired(
         if is_read or not (is_old or excess > 0):
             break
         gone.append(file)
-        excess -= size
+        excess -= file.footer.segment_bytes
     return gone
 
 
