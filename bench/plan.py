@@ -59,6 +59,8 @@ class Sizes:
     http_events: int = 200
     turn_topics: tuple[int, ...] = (1, 100, 1_000, 10_000)
     """Topics that are appended to in turn."""
+    appended_topics: tuple[int, ...] = (64, 1_000, 10_000)
+    """The same in process, beginning with as many as have their files open."""
     turn_seconds: float = 2.0
     segments: tuple[int, ...] = (250, 2_000, 16_000)
     segment_times: int = 20
@@ -66,6 +68,9 @@ class Sizes:
     """Records that consumers of a server take."""
     dispatched: int = 40_000
     consumers: tuple[int, int] = (1, 16)
+    acked: tuple[int, ...] = (1_000, 30_000, 1_000_000)
+    """Records that are acknowledged behind one that is not."""
+    cursor_times: int = 20
     dispatch_events: int = 200
     rounds: int = 5
 
@@ -109,12 +114,15 @@ TOY = Sizes(
     http_watchers=(1, 3),
     http_events=5,
     turn_topics=(1, 3),
+    appended_topics=(2, 3),
     turn_seconds=0.02,
     segments=(2, 4, 8),
     segment_times=2,
     subscribed=2_000,
     dispatched=2_000,
     consumers=(1, 3),
+    acked=(50, 200),
+    cursor_times=2,
     dispatch_events=5,
     rounds=1,
 )
@@ -149,10 +157,12 @@ SHORT = Sizes(
     http_records=50_000,
     http_events=20,
     turn_topics=(1, 100, 1_000),
+    appended_topics=(64, 1_000),
     turn_seconds=0.5,
     segments=(25, 100, 400),
     subscribed=40_000,
     dispatched=20_000,
+    acked=(1_000, 30_000),
     dispatch_events=20,
     rounds=1,
 )

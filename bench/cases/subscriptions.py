@@ -4,6 +4,8 @@ Each consumer has a connection. One request acknowledges what it took before and
 broker, and at Redis `XACK` and `XREADGROUP` in one pipeline. The client finds in each answer what it has to
 acknowledge, and decodes nothing else while it is timed. The usual Python clients of Redis and NATS stand beside it.
 Every record must reach one consumer, once. Mode `shared`: the peers keep no order by key.
+
+In process: what it costs to store a cursor while one record is not acknowledged, and more and more behind it are.
 """
 
 # ruff: noqa: PLC0415 - what is not installed is left out
@@ -12,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,17 +24,20 @@ import msgspec
 import uvloop
 
 import forebay
-from bench import payload, raw, servers, web
+from bench import payload, raw, servers, stores, web
 from bench.cases.http import METRICS, texts
 from bench.load import Load, Server, Watch
 from bench.plan import Contender, Figures, Plan
-from bench.results import Result, result
+from bench.results import Limit, Result, at_most, result
 
 TAKEN = 100
 """Records that a consumer takes at once."""
 CAREFUL_SECONDS = 2.0
 """So long after its start a subscription stores each delivery before it is made; figures are taken after it."""
 PATIENCE = 120.0
+STORED_TAKEN = 10_000
+CURSOR_SLACK = 1.2
+"""What a cursor with many acknowledged behind it may cost in proportion to one with few."""
 USUAL_PARTS = {"redis": 4, "nats": 20}
 """Of the records, the usual client of a peer gets one part in so many."""
 
@@ -51,6 +58,52 @@ def run(plan: Plan) -> Iterator[Result]:
         what = "taken and acknowledged" if metric == "rate" else said
         name = f"{what}, shared, {consumers} consumers, batches of {TAKEN}"
         yield result("subscriptions", name, unit, found["forebay"][figure], peers)
+    yield from _cursors(plan)
+
+
+def _cursors(plan: Plan) -> Iterator[Result]:
+    counts = plan.sizes.acked
+    found = plan.compare({str(count): _cursor_stored(plan, count) for count in counts})
+    for count, metric in itertools.product(counts, ("clock", "processor time")):
+        fewest = {} if count == counts[0] else {f"{counts[0]:,} acknowledged": found[str(counts[0])][metric]}
+        limits: list[Limit] = [at_most(CURSOR_SLACK, name) for name in fewest]
+        name = f"store a cursor with {count:,} acknowledged behind it, {metric}"
+        yield result("subscriptions", name, "ms", found[str(count)][metric], fewest, limits)
+
+
+def _cursor_stored(plan: Plan, count: int) -> Contender:
+    """The first record is never acknowledged; one more behind it is before each time that the cursor is stored."""
+    times = plan.sizes.cursor_times
+
+    def contender() -> Figures:
+        with stores.opened_ours(plan.fresh(), "disk") as topic:
+            total = count + times + 1
+            for values in payload.batches(payload.values(total)):
+                topic.append_many(values)
+            options: Any = {"mode": "shared", "window_records_max": total}
+            subscription = topic.subscribe("cursor", start=forebay.EARLIEST, **options)
+            with subscription.consumer(unacked_max=STORED_TAKEN) as consumer:
+                [_, *rest] = consumer.take(2, wait_s=PATIENCE)
+                done = consumer.ack(*rest)
+                while done < count:
+                    done += consumer.ack(*consumer.take(min(STORED_TAKEN - 1, count - done), wait_s=PATIENCE))
+                figures = _stores_timed(subscription, consumer, times)
+            [lag] = subscription.lag()
+            payload.check_count("records that are not done", 1, lag.end - lag.cursor - lag.done_above)
+        return figures
+
+    return contender
+
+
+def _stores_timed(subscription: forebay.Subscription, consumer: forebay.Consumer, times: int) -> Figures:
+    clocks, cpus = [], []
+    for _ in range(times):
+        consumer.ack(*consumer.take(1, wait_s=PATIENCE))
+        clock, cpu = time.perf_counter(), time.process_time()
+        subscription.flush()
+        clocks.append(time.perf_counter() - clock)
+        cpus.append(time.process_time() - cpu)
+    return {"clock": statistics.median(clocks) * 1e3, "processor time": statistics.median(cpus) * 1e3}
 
 
 async def _raced(server: Server, turns: Sequence[Turn], count: int, held: Sequence[Any] = ()) -> tuple[Load, list[Any]]:

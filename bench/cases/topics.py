@@ -35,7 +35,7 @@ def run(plan: Plan) -> Iterator[Result]:
 
 
 def _in_process(plan: Plan) -> Iterator[Result]:
-    counts = plan.sizes.turn_topics
+    counts = plan.sizes.appended_topics
     contenders: dict[str, Contender | None] = {}
     for count in counts:
         contenders[f"forebay {count}"] = _appended(plan, count)
