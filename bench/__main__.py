@@ -61,7 +61,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="without peers; results are not kept")
     parser.add_argument("--toy", action="store_true", help="tiny sizes, no servers; results are not kept")
     parser.add_argument("--short", action="store_true", help="small sizes, with all peers; results are not kept")
-    parser.add_argument("--page", action="store_true", help="run nothing: make the page from the results that are kept")
+    parser.add_argument(
+        "--page", action="store_true", help="run nothing: make the pages from the results that are kept"
+    )
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (5)")
     parser.add_argument("--directory", help="where to write; a temporary directory below it is used and removed")
     options = parser.parse_args(arguments)

@@ -14,8 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from bench import pages
 from bench.cases import CASES
+from bench.pages import number
 from bench.results import Result
+from bench.runs import Run
 
 KEPT = Path(__file__).parent / "results"
 MARKS = {True: "met", False: "MISSED", None: ""}
@@ -25,10 +28,10 @@ def table(results: Sequence[Result]) -> str:
     """Plain text, one line for each figure and one below for each peer."""
     lines = []
     for found in results:
-        lines.append(f"{found.case:9} {found.metric:68} {_number(found.ours):>10} {found.unit:9} {_verdict(found)}")
+        lines.append(f"{found.case:9} {found.metric:68} {number(found.ours):>10} {found.unit:9} {_verdict(found)}")
         for name, value in found.peers.items():
             ratio = found.ratio[name]
-            against = "missing" if value is None else f"{_number(value):>10} {found.unit:9} ratio {ratio:g}"
+            against = "missing" if value is None else f"{number(value):>10} {found.unit:9} ratio {ratio:g}"
             lines.append(f"{'':9}   {'against ' + name:66} {against}")
     return "\n".join(lines)
 
@@ -41,35 +44,16 @@ def keep(results: Sequence[Result], run: Run) -> None:
 
 
 def write_page() -> None:
-    """Make the page and the plot from the lines that are kept."""
-    everything = [found for path in sorted(KEPT.glob("*.jsonl")) for found in read(path)]
-    (KEPT / "RESULTS.md").write_text(page(everything, _runs()))
-    plot(everything, KEPT / "ratios.png")
+    """Make the page, the plot and the figures in documents from the lines that are kept."""
+    found = kept()
+    (KEPT / "RESULTS.md").write_text(page(found.results, found.runs))
+    plot(found.results, KEPT / "ratios.png")
+    pages.write(found)
 
 
-class Run(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The run of a case: what of, when, and on what. Of runs before it was noted the commit is not known."""
-
-    case: str
-    commit: str | None = None
-    """What was measured; `+` at its end if files differed from it."""
-    begun: str = ""
-    seconds: float = 0.0
-    rounds: int = 0
-    cores: int = 0
-    loads: tuple[float, ...] = ()
-    """The load average before and after it."""
-    system: str = ""
-
-    def __str__(self) -> str:
-        parts = [
-            f"commit {self.commit or 'not noted'}",
-            f"{self.begun} UTC, {self.seconds:.0f} s",
-            f"{self.rounds} rounds" if self.rounds else "",
-            f"{self.cores} cores, load {' to '.join(f'{load:.1f}' for load in self.loads)}",
-            self.system,
-        ]
-        return "; ".join(filter(None, parts))
+def kept() -> pages.Kept:
+    """All figures that are kept, with the runs that they are from."""
+    return pages.Kept([found for path in sorted(KEPT.glob("*.jsonl")) for found in read(path)], _runs())
 
 
 class Clock:
@@ -154,14 +138,14 @@ def page(results: Sequence[Result], runs: Mapping[str, Run]) -> str:
         *[f"- {case}: no figures are kept" for case in without],
         "",
         f"{sum(found.met is True for found in results)} aims met, {len(missed)} missed" + (":" if missed else "."),
-        *[f"- {found.case}: {found.metric}: {_number(found.ours)} {found.unit}, aim {found.aim}" for found in missed],
+        *[f"- {found.case}: {found.metric}: {number(found.ours)} {found.unit}, aim {found.aim}" for found in missed],
         "",
         "| case | metric | ours | unit | peers (ratio) | aim | |",
         "|---|---|---|---|---|---|---|",
     ]
     for found in results:
         peers = "; ".join(_peer(found, name) for name in found.peers)
-        row = [found.case, found.metric, _number(found.ours), found.unit, peers, found.aim or "", MARKS[found.met]]
+        row = [found.case, found.metric, number(found.ours), found.unit, peers, found.aim or "", MARKS[found.met]]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join([*lines, "", "![ratios](ratios.png)", ""])
 
@@ -190,16 +174,8 @@ def plot(results: Sequence[Result], path: Path) -> None:
 
 def _peer(found: Result, name: str) -> str:
     value, ratio = found.peers[name], found.ratio[name]
-    return f"{name} missing" if value is None else f"{name} {_number(value)} ({ratio:.3g}×)"
+    return f"{name} missing" if value is None else f"{name} {number(value)} ({ratio:.3g}×)"
 
 
 def _verdict(found: Result) -> str:
     return f"{MARKS[found.met]} (aim {found.aim})" if found.aim else ""
-
-
-def _number(value: float) -> str:
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:.2f} M"
-    if abs(value) >= 1e4:
-        return f"{value / 1e3:.1f} k"
-    return f"{value:.4g}"

@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench import payload, report
+from bench import pages, payload, report
 from bench.cases import CASES
 from bench.plan import TOY, Plan
 from bench.results import Result, at_least, at_most, result
+from bench.runs import Run
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
@@ -98,6 +99,7 @@ def test_records_repeated_by_batch_or_mixed_are_counted() -> None:
 def test_results_are_kept_by_case_as_lines_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "KEPT", tmp_path / "results")
     monkeypatch.setattr(report, "plot", lambda results, path: None)
+    monkeypatch.setattr(pages, "write", lambda kept: None)
     first, second = _one("append", 1.0), _one("read", 2.0)
 
     report.keep([first], report.Clock("append").run(rounds=5))
@@ -111,8 +113,8 @@ def test_results_are_kept_by_case_as_lines_and_a_page(tmp_path: Path, monkeypatc
 
 
 def test_the_page_says_of_each_case_what_was_measured_and_whether_all_is_of_one_commit() -> None:
-    def run(case: str, commit: str | None) -> report.Run:
-        return report.Run(case=case, commit=commit, begun="2026-01-01 12:00", cores=2, loads=(0.1, 1.9))
+    def run(case: str, commit: str | None) -> Run:
+        return Run(case=case, commit=commit, begun="2026-01-01 12:00", cores=2, loads=(0.1, 1.9))
 
     one = report.page([], {"append": run("append", "abc"), "read": run("read", "abc")})
     two = report.page([], {"append": run("append", "abc"), "read": run("read", "def+")})
