@@ -1,8 +1,12 @@
-"""Many topics on one broker, idle and written once a second: memory, descriptors and threads stay where they are."""
+"""Many topics on one broker, idle and written once a second: memory, descriptors and threads stay where they are.
+
+Meanwhile others look at all of them. What stopped the broker's loop for longest is printed with its cause.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Final
@@ -17,6 +21,7 @@ from tests.ledger import Ledger
 from tests.support.brokers import BrokerCommand
 from tests.support.measures import MachineUse, p99_ms, rise_per_minute
 from tests.support.soak import SOAK
+from tests.support.stops import read_stops
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +74,24 @@ async def lag_of(connection: web.Connection) -> float:
     return float(found[1])
 
 
+LOOKS: Final = ("/v1/topics", "/v1/status", "/v1/groups", "/v1/usage", "/metrics")
+
+
+async def look_around(connection: web.Connection) -> int:
+    """What an operator's pages ask for: every page of every list; how many topics there are."""
+    topics = 0
+    for path in LOOKS:
+        after: str | None = path
+        while after is not None:
+            answer = await connection.body(web.request_bytes("GET", after))
+            if path == "/metrics":
+                break
+            page = json.loads(answer)
+            topics += len(page.get("topics", ())) if path == "/v1/topics" else 0
+            after = f"{path}?after={page['after']}" if page.get("after") else None
+    return topics
+
+
 class Measured:
     """What was seen of a broker with many topics."""
 
@@ -78,6 +101,10 @@ class Measured:
         self.uses: list[tuple[float, MachineUse]] = []
         self.lags: list[float] = []
         self.took: list[float] = []
+        self.begun = 0.0
+        """When the topics were warm, by the monotonic clock of the machine."""
+        self.listed = 0
+        """How many topics a look at all of them found."""
         self.idle_cpu = 0.0
         """Seconds of the processor in a second without a request."""
 
@@ -93,11 +120,12 @@ class Measured:
             await asyncio.sleep(IDLE_SECONDS)
             self.idle_cpu = (MachineUse.of(self._pid).cpu_seconds - before.cpu_seconds) / (loop.time() - begun)
             writers.took.clear()
-            begun = loop.time()
+            begun = self.begun = loop.time()
             while loop.time() - begun < SECONDS:
                 self.rounds.append(await writers.round())
                 self.uses.append((loop.time(), MachineUse.of(self._pid)))
                 self.lags.append(await lag_of(connections[0]))
+                self.listed = await look_around(connections[0])
             self.took = writers.took
 
 
@@ -111,11 +139,13 @@ def test_many_topics_that_are_written_all_the_time_cost_no_more_with_time(tmp_pa
             log.create_topic(f"many/t{number}")
     # What is kept in memory of the newest records is full from the start: what grows then is not the cache.
     small = "runtime.cache_bytes_max=1048576"
-    with BrokerCommand(tmp_path / "data", "--set", small, is_verbose=False) as broker:
+    with BrokerCommand(tmp_path / "data", "--set", small, is_verbose=False, stops=tmp_path / "stops.json") as broker:
         seen = Measured(broker.process.pid)
         port = urlsplit(broker.url).port
         assert port is not None
         uvloop.run(seen.run(port))
+    stops = [stop for stop in read_stops(tmp_path / "stops.json") if stop.at >= seen.begun]
+    assert seen.listed == TOPICS
     first, last = seen.uses[0][1], seen.uses[-1][1]
     assert last.threads <= first.threads + POOLED_MAX
     assert last.descriptors <= first.descriptors + 4
@@ -133,6 +163,9 @@ def test_many_topics_that_are_written_all_the_time_cost_no_more_with_time(tmp_pa
         ("p99 of an append, µs", p99_ms(seen.took) * 1e3),
         ("the slowest round, ms", max(seen.rounds) * 1e3),
         ("loop lag, µs", max(seen.lags) * 1e3 * 1e3),
+        ("the longest stop of the loop, µs", stops[0].seconds * 1e6 if stops else 0),
         ("idle: processor, 1/1000 of a core", seen.idle_cpu * 1e3),
     ):
         ledger.count(f"many topics: {figure}", n=round(value), **of)
+    for stop in stops[:5]:
+        ledger.count(f"many topics: a stop by {stop.cause}", n=round(stop.seconds * 1e6), **of)

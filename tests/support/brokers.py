@@ -129,15 +129,20 @@ def wait_ready(broker: RunningBroker) -> None:
 class BrokerCommand:
     """`forebay serve` as a process of its own."""
 
-    def __init__(self, data: Path, *arguments: str, is_verbose: bool = True) -> None:
-        """`is_verbose`: every request has a line in the log."""
+    def __init__(self, data: Path, *arguments: str, is_verbose: bool = True, stops: Path | None = None) -> None:
+        """`is_verbose`: every request has a line in the log. `stops`: where it notes what stopped its loop."""
         words = ["serve", "--data", str(data), "--set", "server.port=0", "--log-format", "json", *arguments]
         if is_verbose:
             words.append("--verbose")
         # Not a pipe: one that is not read would stop the broker at its next log line.
         self._logged = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the broker
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "forebay.cli", *words],
+            [
+                sys.executable,
+                "-m",
+                *(["forebay.cli"] if stops is None else ["tests.support.stops", str(stops)]),
+                *words,
+            ],
             stdout=subprocess.PIPE,
             stderr=self._logged,
             text=True,
