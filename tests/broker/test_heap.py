@@ -61,6 +61,29 @@ def test_what_outlives_a_full_collection_is_not_walked_again(heap: SettledHeap) 
     assert walked() >= 2 * OBJECTS
 
 
+class NotingHeap(SettledHeap):
+    """Notes whether a collection before all topics are open sets anything apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.apart: list[int] = []
+
+    def freeze(self) -> None:
+        gc.collect()
+        self.apart.append(gc.get_freeze_count())
+        super().freeze()
+
+
+def test_a_collection_before_all_topics_are_open_sets_apart_what_there_is(tmp_path: Path) -> None:
+    """Else each of them walks all topics that are open by then: seconds, for ten thousand of them."""
+    heap = NotingHeap()
+    try:
+        with running_broker(tmp_path / "data", heap=heap):
+            assert [count > 0 for count in heap.apart] == [True]
+    finally:
+        heap.end()
+
+
 def test_circles_of_deleted_topics_go_after_some(heap: SettledHeap, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heaps, "DELETED_MAX", 3)
     kept = circle()

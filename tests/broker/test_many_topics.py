@@ -111,8 +111,10 @@ class Measured:
     async def run(self, port: int) -> None:
         """Open all topics by writing to them, leave them alone for a while, then write to them for long."""
         loop = asyncio.get_running_loop()
+        async with web.connected(port, 1) as [first]:
+            await web.until_ready(first)
+        # Not before: a broker closes connections that no request came over for long.
         async with web.connected(port, CONNECTIONS) as connections:
-            await web.until_ready(connections[0])
             writers = Writers(connections)
             for _ in range(WARM_ROUNDS):
                 await writers.round()

@@ -2,7 +2,8 @@
 
 Python's collector walks every object that lives, again and again: a second for ten thousand topics, in which nothing is
 answered. What outlives a full collection is set apart (`gc.freeze`) and not walked any more, so that each collection
-walks what has come since the one before: topics that were added are walked once. What is set apart is freed by its
+walks what has come since the one before: topics that were added are walked once. That begins before shards are
+recovered, for collections come while there are more and more of them. What is set apart is freed by its
 counts as ever, unless it is part of a circle; for those everything is walked again once many topics were deleted.
 """
 
@@ -22,10 +23,14 @@ class SettledHeap:
     def __init__(self) -> None:
         self._deleted = 0
 
-    def freeze(self) -> None:
-        """From now on, what outlives a full collection is set apart. Called once all topics are open."""
+    def begin(self) -> None:
+        """From now on, what outlives a full collection is set apart. Harmless when repeated."""
         if self._after_collection not in gc.callbacks:
             gc.callbacks.append(self._after_collection)
+
+    def freeze(self) -> None:
+        """Set apart what there is now: walks what has come since the last full collection. Once all topics are open."""
+        self.begin()
         gc.collect()
 
     def note_deleted(self) -> None:

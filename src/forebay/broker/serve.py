@@ -110,6 +110,8 @@ class BrokerRun:
 
     async def run(self, bound: socket.socket, on_bound: Callable[[str], None]) -> None:
         """Serve until `stop` is called. Raises why the log could not be opened, once every caller has its answer."""
+        if self._heap is not None:
+            self._heap.begin()
         watching = [
             asyncio.create_task(self.guard.run()),
             asyncio.create_task(self.broker.lag.run()),
