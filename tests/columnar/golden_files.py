@@ -14,8 +14,8 @@ from forebay.testing.simulated.blobs import SimulatedBlobs
 from tests.columnar.rows import FACTS, SPARSE
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "v1"
-NAMES: Final = ("segment.parquet", "delta.parquet")
-"""The same rows, with plain values as they were written first, and with values as they are written now."""
+NAMES: Final = ("segment.parquet", "delta.parquet", "ids.parquet")
+"""The same rows: with plain values as they were written first, with values by lengths, and with ids of columns."""
 
 
 def write_missing() -> None:

@@ -3,6 +3,7 @@
     file := Parquet with the columns of `SCHEMA`, rows in rising order of offsets, row groups of about 64 MiB,
             zstd, statistics, page checksums and page index, bloom filters on offset, timestamp, key and tag
     metadata "forebay" := `ParquetFacts`, stored with `metadata.value`
+    each column has its id of `FIELD_IDS`, as Iceberg wants it; files of earlier versions have none
 
 An offset of the range that has no row and lies in no named gap was deleted, or superseded in a topic that is
 compacted: readers step over it in silence. `producer` and `sequence` hold the bits of unsigned numbers; both
@@ -12,8 +13,9 @@ are null for a record of an append that had no producer.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -27,6 +29,7 @@ from forebay.format.columns.arrow import HEADER_TYPE
 from forebay.format.control.frames import WindowEntry, reason_of
 from forebay.format.frame.batch import Batch
 from forebay.format.metadata.value import decode_value, encode_value
+from forebay.format.parquet.ids import with_ids
 from forebay.records import Bytes, Gap, Run
 
 GROUP_BYTES: Final = 64 * 1024 * 1024
@@ -61,6 +64,13 @@ SCHEMA: Final = pa.schema(
         pa.field("sequence", pa.int64()),
     ]
 )
+FIELD_IDS: Final[Mapping[str, int]] = MappingProxyType(
+    {name: number for number, name in enumerate(SCHEMA.names, 1)}
+    | {"headers.element": 12, "headers.element.key": 13, "headers.element.value": 14}
+)
+"""By column: the numbers that a catalog of Iceberg gives them when it makes a table of `SCHEMA`. They never change."""
+FILE_SCHEMA: Final = with_ids(SCHEMA, FIELD_IDS)
+"""`SCHEMA` as files have it."""
 _ENCODINGS: Final = {
     **dict.fromkeys(("offset", "timestamp", "appended_at", "sequence"), "DELTA_BINARY_PACKED"),
     # Lengths apart from bytes: a reader copies values by the page, and need not step from one to the next.
@@ -159,7 +169,7 @@ def encode_parquet(groups: Iterable[pa.Table], facts: Callable[[], ParquetFacts]
     first, groups = _peeked(groups)
     writer = pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"),
-        SCHEMA,
+        FILE_SCHEMA,
         compression="zstd",
         compression_level=_ZSTD_LEVEL,
         use_dictionary=[*_DICTIONARIES, *(["key"] if _repeats(first.column("key")) else [])],

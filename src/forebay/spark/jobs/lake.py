@@ -27,7 +27,7 @@ from forebay.spark.tables.formats import ICEBERG
 from forebay.spark.tables.lake_directory import DirectoryTarget
 from forebay.spark.tables.lake_table import TableTarget
 from forebay.spark.tables.targets import CommitRight, Marks, TableBatch, Target, Unleased, conditions_of
-from forebay.spark.values.decoding import SOURCE_COLUMNS, Decoding, decoding
+from forebay.spark.values.decoding import BAD_SCHEMA, SOURCE_COLUMNS, Decoding, decoding
 from forebay.topics import TopicName
 
 if TYPE_CHECKING:
@@ -192,6 +192,8 @@ class LakeRun:
             bad=bad,
             good_from=_starts(offsets, marks.good),
             bad_from=_starts(offsets, marks.bad),
+            good_schema=self._target.file_schema(self._how.schema, bad=False),
+            bad_schema=self._target.file_schema(BAD_SCHEMA, bad=True),
         )
         frame = frame_of(
             self._spark,

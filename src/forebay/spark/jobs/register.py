@@ -16,7 +16,8 @@ from forebay.cleanup.tables import TableObjects
 from forebay.errors import Conflict, Invalid, Unavailable, Unsupported
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.metadata.keys import registrar_key
-from forebay.format.parquet.file import SCHEMA
+from forebay.format.parquet.file import FIELD_IDS, SCHEMA
+from forebay.format.parquet.ids import ids_of
 from forebay.metadata.leases import Lease, leased
 from forebay.spark.jobs.report import JobReport, Part
 from forebay.spark.place.addresses import address_of, key_of
@@ -76,6 +77,7 @@ def _leased(found: Opened, spec: TopicSpec, table: FormatTable, table_format: st
     lease_s = max(LEASE_SECONDS, found.settings.metadata.lease_ttl_s)
     with leased(found.metadata, key, what, ttl_s=lease_s, wait_s=LEASE_WAIT_SECONDS, clock=found.clock) as lease:
         table.make(SCHEMA, {TOPIC_ID: spec.topic_id})
+        _check_ids(table)
         prefix = found.settings.metadata.prefix
         tabled = TableObjects(found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id, clock=found.clock)
         change = change_of(found, spec, table)
@@ -95,6 +97,18 @@ def _leased(found: Opened, spec: TopicSpec, table: FormatTable, table_format: st
         formats = [each for each, named in kept.items() if named]
         tabled.put(frozenset[str]().union(*kept.values()), store, formats=formats, held=[lease.held])
         return change, expired
+
+
+def _check_ids(table: FormatTable) -> None:
+    """`Unsupported` if the table knows a column by another id than the files have for it: it would show another one."""
+    ids = ids_of(table.file_schema(SCHEMA))
+    other = sorted(name for name, number in ids.items() if number != FIELD_IDS[name])
+    if other:
+        raise Unsupported(
+            f"column {other[0]} of the table {table.name} has the id {ids[other[0]]}, and {FIELD_IDS[other[0]]} in the "
+            "files of history: it was made by another program, or a column was dropped and added again; remove the "
+            "table from its catalog without its files, and register again"
+        )
 
 
 def _named(found: Opened, table: FormatTable) -> frozenset[str]:

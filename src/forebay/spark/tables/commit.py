@@ -94,6 +94,12 @@ class FormatTable(Protocol):
     def check(self, schema: pa.Schema) -> pa.Schema:
         """The columns as files are to have them; `Invalid` if the table has other columns or other types."""
 
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        """These columns, each with the id that the table has for it, where the format has such ids.
+
+        `Invalid` if the table has no such column.
+        """
+
     def version(self) -> object:
         """What differs after every change of the rows."""
 

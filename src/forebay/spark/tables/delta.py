@@ -252,6 +252,9 @@ class DeltaLakeTable:
                 "cast it, or name another table"
             )
 
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
     def version(self) -> object:
         return self.table.version() if self._creation is None else None
 

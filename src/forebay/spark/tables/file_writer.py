@@ -19,7 +19,7 @@ from forebay.clock import Clock, SystemClock
 from forebay.disk import SystemDisk
 from forebay.spark.place.location import Location
 from forebay.spark.tables.catalog import files_io
-from forebay.spark.values.decoding import BAD_SCHEMA, Decoding
+from forebay.spark.values.decoding import Decoding
 
 FILE_BYTES: Final = 128 * 1024 * 1024
 """A file of about this size is closed, and another begun."""
@@ -53,11 +53,14 @@ class Outlet:
     good_from: tuple[tuple[int, int], ...]
     """The first offset of each partition that the table does not have yet."""
     bad_from: tuple[tuple[int, int], ...]
+    good_schema: pa.Schema
+    """The columns as files of the table have them: with ids, if the format has such."""
+    bad_schema: pa.Schema
 
     def written(self, decoding: Decoding, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What a task does: part the rows, write both kinds, and report the files."""
-        good = _Files(self.location, self.good, decoding.schema, bad=False)
-        bad = _Files(self.location, self.bad, BAD_SCHEMA, bad=True)
+        good = _Files(self.location, self.good, self.good_schema, bad=False)
+        bad = _Files(self.location, self.bad, self.bad_schema, bad=True)
         for batch in batches:
             parted = decoding.part(batch)
             good.add(_from(parted.good, "_partition", "_offset", self.good_from))

@@ -16,6 +16,7 @@ import pyarrow as pa
 from forebay.clock import SystemClock
 from forebay.decoders import decoder
 from forebay.errors import Invalid
+from forebay.format.parquet.ids import with_ids
 from forebay.settings import TableSettings
 from forebay.spark.place.location import Location
 from forebay.spark.tables import upkeep
@@ -130,7 +131,15 @@ class IcebergTable:
             )
         for field in schema:
             self._check_type(field)
-        return schema
+        return self.file_schema(schema)
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        from pyiceberg.schema import index_by_name
+
+        try:
+            return with_ids(schema, index_by_name(self.table.schema()))
+        except KeyError as error:
+            raise Invalid(f"the table {self.name} has no column {error.args[0]}: name another table") from error
 
     def _check_type(self, field: pa.Field) -> None:
         """`Invalid` if the table has the column as a type that the rows' type does not fit into."""
@@ -240,7 +249,8 @@ class IcebergTable:
         if change.removed:
             self._exchange(transaction, change, said)
         elif change.added:
-            # Our names are unique: none is in the table, and no manifest is read to see that.
+            # Our names are unique: none is in the table, and no manifest is read to see that. It also sees to a mapping
+            # of names, as `_exchange` does.
             transaction.add_files(list(change.added), said, check_duplicate_files=False)
         elif said:
             with transaction.update_snapshot(said).fast_append():
@@ -251,9 +261,10 @@ class IcebergTable:
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
         from pyiceberg.table import TableProperties
 
-        # The files have no ids for their columns: the table knows them by their names.
-        mapping = self.table.schema().name_mapping.model_dump_json()
-        transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
+        if transaction.table_metadata.name_mapping() is None:
+            # Files of earlier versions have no ids for their columns: readers know those by their names.
+            mapping = self.table.schema().name_mapping.model_dump_json()
+            transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
         present = self.files()
         with transaction.update_snapshot(said).overwrite() as update:
             for address in sorted(change.removed):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import pyarrow as pa
 
 from forebay.blobs import DirectoryStore
 from forebay.clock import SystemClock
@@ -94,6 +95,10 @@ class DirectoryTarget:
     def folders(self) -> tuple[str, str]:
         staged = f"{FILE}{self._root}/{STAGED}"
         return staged, staged
+
+    def file_schema(self, schema: pa.Schema, *, bad: bool) -> pa.Schema:
+        del bad  # files of a directory have no ids
+        return schema
 
     def commit(self, batch: TableBatch, lease: CommitRight) -> None:
         before = self._last.marks if self._last is not None else Marks(where=self._where)

@@ -69,6 +69,9 @@ class TableTarget:
     def folders(self) -> tuple[str, str]:
         return self._tables[False].folder(FOLDER), self._tables[True].folder(FOLDER)
 
+    def file_schema(self, schema: pa.Schema, *, bad: bool) -> pa.Schema:
+        return self._tables[bad].file_schema(schema)
+
     def commit(self, batch: TableBatch, lease: CommitRight) -> None:
         for is_bad in (True, False):
             self.commit_table(is_bad, batch, lease)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+import pyarrow as pa
 
 from forebay.errors import Conflict
 from forebay.spark.reading.filters import NO_FILTERS, Filters
@@ -98,6 +99,9 @@ class Target(Protocol):
 
     def folders(self) -> tuple[str, str]:
         """Where tasks put files, for rows and for bad rows, as addresses."""
+
+    def file_schema(self, schema: pa.Schema, *, bad: bool) -> pa.Schema:
+        """The columns as files of rows, or of bad rows, are to have them: with ids, where it has such."""
 
     def commit(self, batch: TableBatch, lease: CommitRight) -> None:
         """On return all of the batch is there; if it raises, run again to find out."""
