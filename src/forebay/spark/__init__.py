@@ -8,7 +8,10 @@ package is installed.
 from __future__ import annotations
 
 import importlib as _importlib
+import sys as _sys
 import typing as _typing
+
+from forebay.spark.start.quiet import quieten as _quieten
 
 if _typing.TYPE_CHECKING:
     from forebay.compacting.planning import Rules
@@ -80,6 +83,8 @@ _HOMES = {
 }
 """Where the public names live, each as module:name."""
 
+# Here, for each worker that runs a part of Forebay imports this first.
+_quieten(_sys.modules["__main__"])
 
 if not _typing.TYPE_CHECKING:  # else a misspelt name would pass for one that is found here
 
