@@ -75,7 +75,7 @@ if _typing.TYPE_CHECKING:
         SubscriptionLag,
     )
     from forebay.routers import Routers
-    from forebay.routing import HeaderMatch, RouterRule, RouterSource, RouterSpec, RouterState, RouterStatus
+    from forebay.routing import HeaderMatch, OnRefused, RouterRule, RouterSource, RouterSpec, RouterState, RouterStatus
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision
     from forebay.shard.history import ExportStatus
@@ -152,6 +152,7 @@ __all__ = [
     "OffsetRange",
     "Offsets",
     "OnOwnerLoss",
+    "OnRefused",
     "PartitionOutcomes",
     "PartitionSalvage",
     "PartitionStatus",
@@ -240,7 +241,15 @@ _HOMES = {
         "SubscriptionLag",
     ),
     "forebay.routers": ("Routers",),
-    "forebay.routing": ("HeaderMatch", "RouterRule", "RouterSource", "RouterSpec", "RouterState", "RouterStatus"),
+    "forebay.routing": (
+        "HeaderMatch",
+        "OnRefused",
+        "RouterRule",
+        "RouterSource",
+        "RouterSpec",
+        "RouterState",
+        "RouterStatus",
+    ),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision",),
     "forebay.shard.history": ("ExportStatus",),

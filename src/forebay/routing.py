@@ -33,9 +33,18 @@ HEADER_AS_KEY: Final = "header:"
 """Followed by the name of a header, whose first value becomes the key."""
 
 TOO_LARGE: Final = "too_large"
-"""Under which `RouterStatus.lost` has records that the destination cannot hold with the headers they get."""
+"""Under which `RouterStatus.lost` has records that the destination can never hold as the rule makes them."""
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_CHARACTERS_MAX}}}")
+
+
+class OnRefused(StrEnum):
+    """What becomes of a record that the destination can never hold as the rule makes it."""
+
+    SKIP = "skip"
+    """It is counted, logged with its offset, and left out; it stays in its source."""
+    STOP = "stop"
+    """The router waits at it, in its partition, until it is altered or the destination can hold the record."""
 
 
 class HeaderMatch(NamedTuple):
@@ -59,6 +68,8 @@ class RuleOptions(TypedDict, total=False):
     set_headers: Mapping[str, bytes] | None
     """These replace headers of their names."""
     remove_headers: Iterable[str]
+    on_refused: str
+    """What becomes of a record that the destination can never hold: `skip`, or `stop`."""
 
 
 class RouterRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +86,8 @@ class RouterRule(msgspec.Struct, frozen=True, kw_only=True):
     set_headers: tuple[tuple[str, bytes], ...] = ()
     """These replace headers of their names."""
     remove_headers: tuple[str, ...] = ()
+    on_refused: OnRefused = OnRefused.SKIP
+    """What becomes of a record that the destination can never hold. The newest rule says it, also for older records."""
 
     @classmethod
     def of(cls, **options: Unpack[RuleOptions]) -> RouterRule:
@@ -90,6 +103,7 @@ class RouterRule(msgspec.Struct, frozen=True, kw_only=True):
             key=options.get("key", KEEP_KEY),
             set_headers=tuple((options.get("set_headers") or {}).items()),
             remove_headers=tuple(listed_names(options.get("remove_headers", ()))),
+            on_refused=_on_refused(options.get("on_refused", OnRefused.SKIP)),
         )
 
     def takes(self, record: Record) -> bool:
@@ -208,6 +222,13 @@ def listed_names(many: Iterable[object]) -> list[str]:
     if isinstance(many, str | bytes) or not isinstance(many, Iterable):
         raise Invalid(f"{str(many)!a:.80} stands where a list of names belongs: write it in brackets")
     return [str(one) for one in many]
+
+
+def _on_refused(text: str) -> OnRefused:
+    try:
+        return OnRefused(text)
+    except ValueError as error:
+        raise Invalid(f"on_refused is {text!a:.80}; use {' or '.join(OnRefused)}") from error
 
 
 def check_router_name(name: str) -> str:

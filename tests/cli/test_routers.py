@@ -32,6 +32,11 @@ def test_a_router_is_defined_altered_paused_listed_and_deleted(shell: Shell) -> 
         "router", "alter", "eu", "--key-prefix", "k", "--header", "kind=a=b", "--set-header", "via=eu", "--json"
     ).items[0]
     assert altered["rule"] == {"key_prefix": "k", "headers": ["kind=a=b"], "set_headers": ["via=eu"]}
+    stopping = shell.ok("router", "alter", "eu", "--on-refused", "stop", "--set-header", "via=eu", "--json").items[0]
+    assert stopping["rule"] == {"set_headers": ["via=eu"], "on_refused": "stop"}
+    assert "stop" in shell.ok("router", "status", "eu").out
+    shown = shell.ok("router", "status", "eu", "--json").items[0]
+    assert (shown["lost"], shown["failures"], shown["routed"]) == ({}, {}, 0)
     shell.ok("router", "pause", "eu")
     [listed] = shell.ok("router", "list", "--json").items
     assert (listed["state"], listed["lag"], listed["sources"]) == ("paused", 0, ["shop/orders"])
@@ -53,6 +58,7 @@ def test_a_router_is_defined_altered_paused_listed_and_deleted(shell: Shell) -> 
         (["create", "r", "shop/orders", "--to", "shop/eu", "--from", "17"], "earliest, latest or a time"),
         (["create", "r", "shop/orders", "--to", "shop/eu", "--set-header", "x"], "NAME=VALUE"),
         (["create", "r/s", "shop/orders", "--to", "shop/eu"], "router's name"),
+        (["create", "r", "shop/orders", "--to", "shop/eu", "--on-refused", "wait"], "skip or stop"),
         (["alter", "r"], "forebay router list"),
         (["pause", "r"], "forebay router list"),
         (["delete", "r", "--yes"], "forebay router list"),

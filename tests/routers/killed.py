@@ -12,9 +12,11 @@ from random import Random  # noqa: TID251 - seeded
 
 import forebay
 from forebay.records import EARLIEST
-from forebay.routers import Routers
+from forebay.routers import Routers, rules
 
 TAGS = ("a", "b", "c")
+COPIED_HEADERS_MAX = 2
+"""What destinations take here: some records of the source have more, and are skipped."""
 PRODUCER = 77
 
 
@@ -32,6 +34,7 @@ def opened(root: Path) -> forebay.Storage:
 
 
 def main(root: str, run: str) -> None:
+    vars(rules)["COPIED_HEADERS_MAX"] = COPIED_HEADERS_MAX
     chance = Random(int(run))
     with opened(Path(root)) as log:
         source, target = log.topic("source"), log.topic("synced")
@@ -48,6 +51,7 @@ def main(root: str, run: str) -> None:
                     [number.encode() for number in numbers],
                     keys=[b"k%d" % (hash_of(number) % 13) for number in numbers],
                     tags=[TAGS[hash_of(number) % 3] for number in numbers],
+                    headers=[[("h", b"")] * (3 if is_refused(number) else 1) for number in numbers],
                     partition=partition,
                     producer=PRODUCER,
                     sequence=sequence,
@@ -57,6 +61,11 @@ def main(root: str, run: str) -> None:
                 start = source.offsets(0).earliest
                 source.delete_by_offset(start + 5, start + 6, partition=0)
             target.append(b"other", producer=1_000_000 * (int(run) + 1) + turn, sequence=0)
+
+
+def is_refused(text: str) -> bool:
+    """Whether the record has more headers than destinations take."""
+    return hash_of(text) % 11 == 0
 
 
 def hash_of(text: str) -> int:

@@ -12,10 +12,10 @@ from typing import Final
 import pytest
 
 from forebay.partitioning import partition_of_key
-from forebay.routers import Routers
+from forebay.routers import Routers, rules
 from forebay.storage import Topic
 from tests.ledger import Ledger
-from tests.routers.killed import opened
+from tests.routers.killed import COPIED_HEADERS_MAX, opened
 from tests.support.processes import hear
 from tests.support.soak import SOAK
 from tests.support.waiting import until
@@ -24,7 +24,10 @@ KILLS: Final = 200 if SOAK else 6
 
 
 @pytest.mark.slow
-def test_routers_that_are_killed_double_nothing_and_miss_nothing(tmp_path: Path, ledger: Ledger) -> None:
+def test_routers_that_are_killed_double_nothing_and_miss_nothing(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "COPIED_HEADERS_MAX", COPIED_HEADERS_MAX)
     chance = Random(5)
     acknowledged = 0
     for run in range(KILLS):
@@ -41,11 +44,13 @@ def test_routers_that_are_killed_double_nothing_and_miss_nothing(tmp_path: Path,
         routers = Routers(log)
         with routers.running():
             until(lambda: [status.lag for status in routers.statuses()] == [0, 0])
-        alive = list(source.read())
+        alive = [record for record in source.read() if len(record.headers) <= COPIED_HEADERS_MAX]
+        refused = {record.value for record in source.read() if len(record.headers) > COPIED_HEADERS_MAX}
         routed = Counter(record.value for record in disk.read())
         plain = Counter(record.value for record in synced.read() if record.value != b"other")
 
         assert len(alive) >= acknowledged
+        assert refused and not refused & (routed.keys() | plain.keys())
         _check(routed, [record.value for record in alive if record.tag in ("a", "b")])
         _check(plain, [record.value for record in alive if (record.key or b"").startswith(b"k1")])
         _check_order(disk)

@@ -51,6 +51,12 @@ RemoveHeadersOption = Annotated[
     list[str] | None,
     typer.Option("--remove-header", metavar="NAME", help="Leave a header out; may be repeated.", show_default=False),
 ]
+OnRefusedOption = Annotated[
+    str,
+    typer.Option(
+        "--on-refused", metavar="WHAT", help="A record that the destination can never hold: skip it, or stop at it."
+    ),
+]
 
 
 @command(
@@ -75,10 +81,11 @@ def create(
     key: KeyOption = "keep",
     set_headers: SetHeadersOption = None,
     remove_headers: RemoveHeadersOption = None,
+    on_refused: OnRefusedOption = "skip",
     as_json: AsJson = False,
 ) -> None:
     """Define a router. From then on it misses nothing, also before a process runs it."""
-    rule = _rule(tags, key_prefix, headers, key, set_headers, remove_headers)
+    rule = _rule(tags, key_prefix, headers, key, set_headers, remove_headers, on_refused)
     position = parse_start(start, "--from")
     with _written(run) as routers:
         made = routers.create(name, sources=sources, destination=destination, start=position, **rule)
@@ -96,13 +103,14 @@ def alter(
     key: KeyOption = "keep",
     set_headers: SetHeadersOption = None,
     remove_headers: RemoveHeadersOption = None,
+    on_refused: OnRefusedOption = "skip",
     as_json: AsJson = False,
 ) -> None:
     """Give a router a new rule, as a whole: what is not said is no condition any more.
 
     It holds for records that are routed from then on.
     """
-    rule = _rule(tags, key_prefix, headers, key, set_headers, remove_headers)
+    rule = _rule(tags, key_prefix, headers, key, set_headers, remove_headers, on_refused)
     with _written(run) as routers:
         altered = routers.alter(name, **rule)
     _say_router(altered, f"{altered.name} is altered", as_json=as_json)
@@ -172,6 +180,8 @@ def status(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
         ("to", found.router.destination),
         ("state", found.state),
         ("lag", "?" if found.lag is None else found.lag),
+        *((f"lost, {reason}", count) for reason, count in sorted(found.lost.items())),
+        *((f"waits at {place}", why) for place, why in sorted(found.failures.items())),
         ("created", readable_time(found.router.created_at)),
         *((condition, text) for condition, text in _rule_shown(found.router).items()),
     ]
@@ -228,6 +238,7 @@ def _rule(
     key: str,
     set_headers: list[str] | None,
     remove_headers: list[str] | None,
+    on_refused: str,
 ) -> dict[str, Any]:
     """What the options of a rule say, as `Routers.create` takes it."""
     matches = {name: value.encode() if equals else None for name, equals, value in _parted(headers or [])}
@@ -239,6 +250,7 @@ def _rule(
         "key": key,
         "set_headers": {name: value.encode() for name, value in changes.items()},
         "remove_headers": remove_headers or [],
+        "on_refused": on_refused,
     }
 
 
@@ -276,6 +288,7 @@ def _rule_shown(router: RouterSpec) -> dict[str, Any]:
         "key": "" if rule.key == "keep" else rule.key,
         "set_headers": [f"{name}={_text(value)}" for name, value in rule.set_headers],
         "remove_headers": list(rule.remove_headers),
+        "on_refused": "" if rule.on_refused == "skip" else str(rule.on_refused),
     }
     return {name: value for name, value in shown.items() if value}
 
@@ -288,4 +301,5 @@ def _text(value: bytes) -> str:
 
 
 def _shown(status: RouterStatus) -> dict[str, Any]:
-    return {**_definition(status.router), "state": status.state, "lag": status.lag}
+    counts = {"routed": status.routed, "left_out": status.left_out, "lost": status.lost, "failures": status.failures}
+    return {**_definition(status.router), "state": status.state, "lag": status.lag, **counts}

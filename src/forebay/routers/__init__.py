@@ -3,11 +3,12 @@
 from forebay.routers.awaiting import AsyncRouters
 from forebay.routers.routers import Routers
 from forebay.routers.rules import RouterCircle
-from forebay.routing import HeaderMatch, RouterRule, RouterSource, RouterSpec, RouterState, RouterStatus
+from forebay.routing import HeaderMatch, OnRefused, RouterRule, RouterSource, RouterSpec, RouterState, RouterStatus
 
 __all__ = [
     "AsyncRouters",
     "HeaderMatch",
+    "OnRefused",
     "RouterCircle",
     "RouterRule",
     "RouterSource",

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -26,13 +26,13 @@ from typing import Final, NamedTuple
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
 from forebay.appends.producer_window import NONE_BEFORE, ReservedProducer
-from forebay.errors import Corrupt
+from forebay.errors import Corrupt, TooLarge
 from forebay.format.frame.batch import Batch
 from forebay.live import CallKey, PolledPage, poll
 from forebay.records import EARLIEST, Gap, Reason, Record
 from forebay.routers.book import RouterBook, note_of, parse_note, reader_of
 from forebay.routers.rules import RoutedRecords, routed
-from forebay.routing import RouterRule, RouterSpec
+from forebay.routing import OnRefused, RouterRule, RouterSpec
 from forebay.settings import Settings
 from forebay.storage import Topic
 
@@ -58,7 +58,7 @@ class MoverCounts:
     lost: dict[Reason, int] = field(default_factory=dict)
     """Offsets that the source has no readable record for, by the reason."""
     too_large: int = 0
-    """Records that the destination cannot hold with the headers that the rule gives them."""
+    """Records that the destination can never hold as the rule makes them, and that were skipped."""
 
 
 class _Way(NamedTuple):
@@ -200,11 +200,14 @@ class Mover:
 
     async def _move(self, page: PolledPage[Record], way: _Way) -> None:
         """Append what the rule takes of a page, to all partitions at once, and wait until it has arrived."""
-        parts, left_out, too_large = routed(
-            way.rule, page.rows, way.partitions, self._arrived, bytes_max=self._bytes_max
-        )
+        parts, left_out, refused = routed(way.rule, page.rows, way.partitions, self._arrived, bytes_max=self._bytes_max)
+        if refused and self._stops:
+            # First what comes before it; nothing that comes behind it.
+            await self._move(_below(page, refused[0]), way)
+            await self.note_cursor(way)
+            raise self._refusal(refused[0])
         appending = asyncio.gather(
-            *(self._append_parts(place, appends) for place, appends in parts.items()), return_exceptions=True
+            *(self._append_parts(place, appends, refused) for place, appends in parts.items()), return_exceptions=True
         )
         try:
             answers = await asyncio.shield(appending)
@@ -216,19 +219,47 @@ class Mover:
             if isinstance(answer, BaseException):
                 raise answer
         self._counts.left_out += left_out
-        if too_large:
-            self._count_too_large(too_large)
+        if refused:
+            self._count_too_large(sorted(refused))
         for gap in page.gaps:
             self._count_gap(gap)
         if page.next > self._position:
             self._position = page.next
-            ends = dict(answer for answer in answers if not isinstance(answer, BaseException))
+            ends = dict(answer for answer in answers if isinstance(answer, tuple))
             self._sent.append(_Sent(page.next, ends))
 
-    async def _append_parts(self, place: int, parts: Sequence[RoutedRecords]) -> tuple[int, int]:
-        """Append records to one partition of the destination, one append after the other; see `append_part`."""
-        answers = [await self.append_part(place, part) for part in parts]
-        return answers[-1]
+    async def _append_parts(
+        self, place: int, parts: Iterable[RoutedRecords], refused: list[int]
+    ) -> tuple[int, int] | None:
+        """Append records to one partition of the destination, one append after the other; see `append_part`.
+
+        Those that the destination can never hold are added to `refused`. `None` if it has taken none.
+        """
+        end = None
+        for part in parts:
+            try:
+                end = await self.append_part(place, part)
+            except TooLarge as error:
+                if len(part.offsets) > 1:
+                    end = await self._append_parts(place, part.one_by_one(), refused) or end
+                elif self._stops:
+                    raise self._refusal(part.last) from error
+                else:
+                    refused.append(part.last)
+        return end
+
+    @property
+    def _stops(self) -> bool:
+        """Whether a record that the destination can never hold is waited at. By the newest rule: see `OnRefused`."""
+        return self.router.rule.on_refused is OnRefused.STOP
+
+    def _refusal(self, offset: int) -> TooLarge:
+        return TooLarge(
+            f"the record at offset {offset} of {self._source.name}[{self._partition}] is too large for "
+            f"{self._destination.name}, or has too many headers, as the rule makes it: alter the router, with "
+            'on_refused="skip" to go on without the record',
+            topic=self._destination.name,
+        )
 
     async def append_part(self, place: int, part: RoutedRecords) -> tuple[int, int]:
         """Append records to one partition of the destination; the partition, and where they end in it."""
@@ -250,8 +281,8 @@ class Mover:
     def _count_too_large(self, offsets: Sequence[int]) -> None:
         self._counts.too_large += len(offsets)
         logger.warning(
-            "router %s leaves out %d records of %s[%d], the first at offset %d: with the headers that the rule gives "
-            "them they are too large for %s; read them in their topic",
+            "router %s leaves out %d records of %s[%d], the first at offset %d: as the rule makes them they are too "
+            "large for %s, or have too many headers; read them in their topic",
             self.router.name,
             len(offsets),
             self._source.name,

@@ -6,7 +6,7 @@ that when they route records again after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from forebay.appends.queue import record_bytes
@@ -21,7 +21,7 @@ from forebay.topics import TopicName
 class RoutedRecords:
     """Records of one page that go to one partition of the destination, in the order of their offsets, by column."""
 
-    __slots__ = ("headers", "keys", "last", "size", "tags", "timestamps", "values")
+    __slots__ = ("headers", "keys", "offsets", "size", "tags", "timestamps", "values")
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
@@ -29,8 +29,8 @@ class RoutedRecords:
         self.tags: list[str | None] = []
         self.headers: list[Headers] = []
         self.timestamps: list[int] = []
-        self.last = -1
-        """The offset of the last of them in the source."""
+        self.offsets: list[int] = []
+        """Where they are in the source."""
         self.size = 0
         """About what they take in a frame."""
 
@@ -41,8 +41,22 @@ class RoutedRecords:
         self.tags.append(record.tag)
         self.headers.append(headers)
         self.timestamps.append(record.timestamp)
-        self.last = record.offset
+        self.offsets.append(record.offset)
         self.size += size
+
+    @property
+    def last(self) -> int:
+        """The offset of the last of them in the source."""
+        return self.offsets[-1]
+
+    def one_by_one(self) -> Iterator[RoutedRecords]:
+        """Each of them alone."""
+        for place, offset in enumerate(self.offsets):
+            one = RoutedRecords()
+            one.offsets, one.values, one.timestamps = [offset], [self.values[place]], [self.timestamps[place]]
+            one.keys, one.tags, one.headers = [self.keys[place]], [self.tags[place]], [self.headers[place]]
+            one.size = record_bytes(self.values[place], self.keys[place], self.tags[place], self.headers[place])
+            yield one
 
 
 class Routed(NamedTuple):
@@ -53,7 +67,7 @@ class Routed(NamedTuple):
     left_out: int
     """How many records the rule does not take."""
     too_large: list[int]
-    """The offsets of those that no frame can hold with the headers they get, or that get too many headers."""
+    """The offsets of those that no frame can hold with the headers they get, or that get too many headers, in order."""
 
 
 def routed(

@@ -194,7 +194,7 @@ class RouterRunner:
         self, router: RouterSpec, source: RouterSource, partition: int, state: MovedState, workers: Workers
     ) -> None:
         """Move one partition; after an error again from where it is known to be. Ends when a topic is gone."""
-        pause = PAUSE_SECONDS
+        pause, said = PAUSE_SECONDS, ""
         while True:
             routed = state.counts.routed
             try:
@@ -216,9 +216,9 @@ class RouterRunner:
                 # The log is being closed, or the shard was opened again: the next round finds out which.
                 state.failure = None
             except ForebayError as error:
-                if state.failure is None or routed != state.counts.routed:
+                if str(error) != said or routed != state.counts.routed:
                     logger.warning("router %s waits at %s[%d]: %s", router.name, source.topic, partition, error)
-                state.failure = str(error)
+                state.failure = said = str(error)
             except Exception as error:
                 logger.exception("router %s waits at %s[%d]", router.name, source.topic, partition)
                 state.failure = f"{type(error).__name__}: {error}"

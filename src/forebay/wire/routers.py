@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Annotated, Self, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from forebay.routing import (
     CONDITIONS_MAX,
     KEEP_KEY,
     SOURCES_MAX,
+    OnRefused,
     RouterRule,
     RouterSource,
     RouterSpec,
@@ -45,6 +46,8 @@ class RuleItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     set_headers: Annotated[dict[str, str | CodedBytes], Meta(max_length=CONDITIONS_MAX)] = {}
     """These replace headers of their names."""
     remove_headers: Named = []
+    on_refused: OnRefused | UnsetType = UNSET
+    """What becomes of a record that the destination can never hold: `skip`, also where nothing is said, or `stop`."""
 
     @classmethod
     def of(cls, rule: RouterRule) -> Self:
@@ -56,6 +59,8 @@ class RuleItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             key=rule.key,
             set_headers={name: _sent(value) for name, value in rule.set_headers},
             remove_headers=list(rule.remove_headers),
+            # Brokers of earlier versions know no such field, and do what it says by default.
+            on_refused=UNSET if rule.on_refused is OnRefused.SKIP else rule.on_refused,
         )
 
     def options(self) -> RuleOptions:
@@ -67,6 +72,7 @@ class RuleItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "key": self.key,
             "set_headers": {name: _received(value) for name, value in self.set_headers.items()},
             "remove_headers": self.remove_headers,
+            "on_refused": OnRefused.SKIP if self.on_refused is UNSET else self.on_refused,
         }
 
     def rule(self) -> RouterRule:

@@ -15,7 +15,7 @@ import pytest
 
 from forebay.errors import Conflict, Invalid, UnknownRouter, UnknownTopic
 from forebay.records import EARLIEST, HEADERS_MAX, Position, Record
-from forebay.routing import CONDITIONS_MAX, HeaderMatch, RouterState, RouterStatus
+from forebay.routing import CONDITIONS_MAX, HeaderMatch, OnRefused, RouterState, RouterStatus
 from forebay.surface import Log, Routers
 from forebay.testing.contracts.subscriptions import topic_of
 from forebay.testing.contracts.surface import PATIENT_S
@@ -51,6 +51,16 @@ class RoutedLog(NamedTuple):
                 return found
             waiting.wait(0.05)
         raise AssertionError(f"{name} has not counted {count} records in {PATIENT_S:g} s")
+
+    def waiting(self, name: str) -> RouterStatus:
+        """How the router fares once something keeps it waiting, between two attempts."""
+        waiting = threading.Event()
+        for _ in range(int(PATIENT_S / 0.05)):
+            found = self.routers.status(name)
+            if found.failures:
+                return found
+            waiting.wait(0.05)
+        raise AssertionError(f"{name} does not wait after {PATIENT_S:g} s")
 
 
 def values(records: Iterable[Record]) -> list[bytes | None]:
@@ -95,6 +105,31 @@ class RouterContract:
         assert values(routed.arrived("c", 3))[1:] == [b"many", b"good"]
         status = routed.counted("c", 2)
         assert [status[name].lost for name in "abc"] == [{}, {}, {"too_large": 1}]
+
+    def test_a_router_that_is_to_stop_waits_at_a_record_that_fits_nowhere(self, routed: RoutedLog) -> None:
+        routed.topics("a", "b", "c", "d")
+        for source, destination in ("ab", "bc", "cd"):
+            more = {f"{source}{number}": b"1" for number in range(CONDITIONS_MAX)}
+            made = routed.routers.create(
+                source, sources=[source], destination=destination, start=EARLIEST, set_headers=more, on_refused="stop"
+            )
+        assert made == routed.routers.get("c")
+        assert made.rule.on_refused is OnRefused.STOP
+        orders = routed.log.topic("a")
+        orders.append(b"before")
+        orders.append(b"many", headers=[(f"h{number}", b"1") for number in range(HEADERS_MAX)])
+        orders.append(b"behind")
+
+        waiting = routed.waiting("c")
+        assert waiting.state is RouterState.FAILING
+        assert "offset 1 of default/c[0]" in waiting.failures["default/c[0]"]
+        assert values(routed.arrived("d", 1)) == [b"before"]
+        altered = routed.routers.alter("c", set_headers=more, on_refused="skip")
+        assert altered.rule.on_refused is OnRefused.SKIP
+        assert values(routed.arrived("d", 2)) == [b"before", b"behind"]
+        assert routed.counted("c", 2)["c"].lost == {"too_large": 1}
+        with pytest.raises(Invalid, match="skip"):
+            routed.routers.alter("c", on_refused="perhaps")
 
     def test_records_are_routed_by_the_rule_with_bytes_of_any_kind(self, routed: RoutedLog) -> None:
         routed.topics("shop/orders", "shop/eu")
