@@ -19,6 +19,7 @@ if _typing.TYPE_CHECKING:
     from pathlib import PurePath
 
     from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadBatch, LoadPart, LoadSegment, LoadTarget
+    from forebay.catalog.entries import UnreadableValue
     from forebay.client import RemoteLog
     from forebay.errors import (
         Closed,
@@ -199,6 +200,7 @@ __all__ = [
     "UnknownRouter",
     "UnknownSubscription",
     "UnknownTopic",
+    "UnreadableValue",
     "Unsupported",
     "UnsupportedFormat",
     "WorkerStatus",
@@ -213,6 +215,7 @@ __all__ = [
 
 _HOMES = {
     "forebay.bulk": ("BackfillPlan", "BackfillState", "BulkLoad", "LoadBatch", "LoadPart", "LoadSegment", "LoadTarget"),
+    "forebay.catalog.entries": ("UnreadableValue",),
     "forebay.format.metadata.descriptor": ("AcceptedLoss", "ShardState"),
     "forebay.inspection.calls": ("PartitionSalvage", "repair", "salvage", "verify"),
     "forebay.inspection.findings": ("Finding", "Report"),

@@ -26,8 +26,8 @@ from forebay.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from forebay.format.metadata.keys import progress_key, subscription_key, topic_key
-from forebay.format.metadata.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.keys import all_progress_prefix, progress_key, subscription_key, topic_key
+from forebay.format.metadata.value import Unknown, encode_value
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import Absent, Delete, Entry, MetadataStore, Put, RevisionIs
 from forebay.metadata.seam import OPERATIONS_MAX
@@ -40,6 +40,8 @@ ACKED_BYTES_MAX = 4096
 """What the offsets that are done above a cursor may take."""
 ATTEMPTS_STORED_MAX = 64
 """Of so many records it is stored how often they were delivered."""
+REMOVED_MAX = OPERATIONS_MAX - 1
+"""Cursors removed in one transaction, which may compare a definition as well."""
 MOVES_MAX = OPERATIONS_MAX // 2
 """Cursors moved in one transaction: each may compare its topic too."""
 KNOWN_MAX = 100_000
@@ -143,6 +145,15 @@ class FoundCursor(NamedTuple):
     topic: str
     partition: int
     progress: Progress
+
+
+class CursorEntry(NamedTuple):
+    """A cursor of a reader by its key, whatever its value is."""
+
+    namespace: str
+    topic: str
+    partition: int
+    entry: Entry
 
 
 class ReaderCursor(NamedTuple):
@@ -343,7 +354,14 @@ class ProgressStore:
         self._known.drop([(name, partition)])
 
     def of(self, reader: str) -> Iterator[FoundCursor]:
-        """Every cursor of this reader, topic by topic; those that cannot be read are logged and left out.
+        """Every cursor of this reader, topic by topic; those that cannot be read are logged and left out."""
+        for namespace, topic, partition, entry in self.entries_of(reader):
+            found = read_or_log(entry, Progress)
+            if found is not None:
+                yield FoundCursor(namespace, topic, partition, found[0])
+
+    def entries_of(self, reader: str) -> Iterator[CursorEntry]:
+        """Every cursor of this reader as it lies there, readable or not, topic by topic.
 
         Reads pages, and passes over the cursors of other readers.
         """
@@ -351,8 +369,8 @@ class ProgressStore:
         while page := self._store.range(self._all, start_after=after, limit=PAGE_KEYS):
             for entry in page:
                 namespace, topic, name, partition = self._parts(entry.key)
-                if name == reader and (found := read_or_log(entry, Progress)) is not None:
-                    yield FoundCursor(namespace, topic, int(partition), found[0])
+                if name == reader:
+                    yield CursorEntry(namespace, topic, int(partition), entry)
             last = page[-1].key
             namespace, topic, *_ = self._parts(last)
             wanted = f"{self._all}{namespace}/{topic}/{reader}"
@@ -390,11 +408,16 @@ class ProgressStore:
         prefix = f"{self._all}{namespace}/{topic}/"
         return sorted({entry.key.removeprefix(prefix).split("/")[0] for entry in self._store.range(prefix)})
 
-    def forget(self, name: ReaderName, partitions: int, subscription: str | None = None) -> None:
-        """Remove every cursor of a reader; of a subscription with this id, those of a later one of its name stay."""
+    def forget(
+        self, name: ReaderName, partitions: int, subscription: str | None = None, *, held: Sequence[RevisionIs] = ()
+    ) -> None:
+        """Remove every cursor of a reader; of a subscription with this id, those of a later one of its name stay.
+
+        `held` must still hold when they go; else `Conflict`.
+        """
         keys = [self._key(name, partition) for partition in range(partitions)]
-        for first in range(0, len(keys), OPERATIONS_MAX):
-            self._remove(name, keys[first : first + OPERATIONS_MAX], subscription)
+        for first in range(0, len(keys), REMOVED_MAX):
+            self._remove(name, keys[first : first + REMOVED_MAX], subscription, held)
         self._known.drop((name, partition) for partition in range(partitions))
 
     def outdate_topic(self, namespace: str, topic: str) -> None:
@@ -427,8 +450,14 @@ class ProgressStore:
                 return
         raise Unavailable(f"{namespace}/{topic}: another process moves cursors of the deleted topic; try again")
 
-    def _remove(self, name: ReaderName, keys: Sequence[str], subscription: str | None) -> None:
+    def _remove(
+        self, name: ReaderName, keys: Sequence[str], subscription: str | None, held: Sequence[RevisionIs]
+    ) -> None:
         def read() -> list[Entry]:
+            for one in held:
+                entry = self._store.get(one.key)
+                if (0 if entry is None else entry.mod_revision) != one.mod_revision:
+                    raise Conflict(f"{one.key} was changed at the same time: look at it again before deleting it")
             found = [entry for key in keys if (entry := self._store.get(key)) is not None]
             if subscription is None:
                 return found
@@ -436,7 +465,7 @@ class ProgressStore:
 
         def change(entries: list[Entry]) -> Write[None] | Done[None]:
             compares = [RevisionIs(entry.key, entry.mod_revision) for entry in entries]
-            return Write(compares, [Delete(entry.key) for entry in entries], None) if entries else Done(None)
+            return Write([*held, *compares], [Delete(entry.key) for entry in entries], None) if entries else Done(None)
 
         what = f"not every cursor of {name.reader} is removed"
         transact(self._store, read, change, what=what, clock=self._clock)
@@ -553,7 +582,7 @@ class ProgressStore:
                     f"{name.namespace}/{name.topic} was deleted: {name.reader} has no place in it",
                     topic=f"{name.namespace}/{name.topic}",
                 )
-            if entry is not None and decode_value(entry.value, TopicSpec)[0].topic_id != wanted.incarnation:
+            if entry is not None and decode_entry(entry, TopicSpec)[0].topic_id != wanted.incarnation:
                 raise UnknownTopic(
                     f"{name.namespace}/{name.topic} was deleted and created again: "
                     f"what {name.reader} read of the one before does not count for it",
@@ -571,7 +600,7 @@ class ProgressStore:
         """
         key = subscription_key(name.namespace, name.topic, name.reader, prefix=self._prefix)
         entry = self._store.get(key)
-        if entry is None or decode_value(entry.value, SubscriptionSpec)[0].subscription_id != subscription:
+        if entry is None or decode_entry(entry, SubscriptionSpec)[0].subscription_id != subscription:
             raise _deleted(name)
         return RevisionIs(key, entry.mod_revision)
 
@@ -585,7 +614,7 @@ class ProgressStore:
     @property
     def _all(self) -> str:
         """Every cursor is below this key."""
-        return f"{self._prefix}/progress/"
+        return all_progress_prefix(prefix=self._prefix)
 
     def _parts(self, key: str) -> list[str]:
         """Namespace, topic, reader and partition of a cursor."""
@@ -596,11 +625,9 @@ class ProgressStore:
 
 
 def _may_be_of(entry: Entry, subscription: str) -> bool:
-    """Whether the cursor is of the subscription with this id; one that is damaged is of use to no other."""
-    try:
-        return decode_value(entry.value, Progress)[0].is_of(subscription)
-    except Corrupt:
-        return True
+    """Whether the cursor is of the subscription with this id; one that cannot be read is of use to no other."""
+    found = read_or_log(entry, Progress)
+    return found is None or found[0].is_of(subscription)
 
 
 def _put(key: str, stored: _Stored | None, progress: Progress) -> Put:

@@ -23,6 +23,10 @@ class AsyncGroup:
         self._run_at = workers.run_at
         self._key_of = key_of
 
+    async def unreadable_in(self) -> list[TopicName]:
+        """See `Group.unreadable_in`."""
+        return await self._run(self._group.unreadable_in)
+
     async def commit(
         self,
         topic: str | TopicName,

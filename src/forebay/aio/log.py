@@ -16,6 +16,7 @@ from forebay.aio.loads import AsyncLoads
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import DEFINE, JOB, UNNAMED, Workers
 from forebay.bulk import SharedStore
+from forebay.catalog.entries import UnreadableValue
 from forebay.errors import Closed, Conflict, Corrupt, DataLoss, Moved, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import ShardState
 from forebay.live import CallKey, WatchedTopic, Watcher
@@ -153,6 +154,10 @@ class AsyncLog:
         spec = await self._workers.start(DEFINE, self._key(name), alter)
         await self._workers.start_opening(self._key(name), _with_shards, partial(self._log.topic, name))
         return spec
+
+    async def unreadable_values(self) -> list[UnreadableValue]:
+        """See `Storage.unreadable_values`."""
+        return await self._workers.run(self._log.unreadable_values)
 
     async def status(self) -> LogStatus:
         """See `Storage.status`; the threads for calls of this event loop are among the workers."""

@@ -645,6 +645,10 @@ class AsyncTopic:
         """See `Topic.subscription`."""
         return AsyncSubscription(await self._workers.run(self._topic.subscription, name), self._workers)
 
+    async def delete_subscription(self, name: str) -> None:
+        """See `Topic.delete_subscription`."""
+        await self._workers.run_at(self._key(), self._topic.delete_subscription, name)
+
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """See `Topic.subscriptions`."""
         return await self._workers.run(self._topic.subscriptions)

@@ -23,6 +23,7 @@ from forebay.broker.exchange import Disconnected, HttpAnswer, Receive, Request, 
 from forebay.broker.guard import Guard
 from forebay.broker.routes import FoundRoute, Route, Router
 from forebay.broker.traffic import LoopLag, SeenRequest, Traffic
+from forebay.catalog.entries import UnreadableValue
 from forebay.clock import Clock
 from forebay.errors import Closed, Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.service.principals import AccessScope, Principal, may
@@ -105,6 +106,8 @@ class Broker:
         self.phase = BrokerPhase.STARTING
         self.progress = 0.0
         """How far the recovery is, from 0 to 1."""
+        self.unreadable: tuple[UnreadableValue, ...] = ()
+        """Stored values that could not be read, as of the last look: at the start, and then each second."""
         self._failed: tuple[FailedShard, ...] = ()
         """Shards that could not be opened at the start, until one is found open or its topic deleted."""
         self.settings = settings
@@ -144,8 +147,8 @@ class Broker:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether shards could not be opened, or so many calls hang that others at their topics are refused."""
-        return bool(self.degraded) or (self._service is not None and self._service.is_degraded)
+        """Whether shards could not be opened or stored values not read, or calls are refused because many hang."""
+        return bool(self.degraded or self.unreadable) or (self._service is not None and self._service.is_degraded)
 
     def quota_counts(self) -> QuotaCounts:
         """What callers have under way."""
@@ -178,9 +181,10 @@ class Broker:
         """The recovery has come so far, from 0 to 1. It never goes back."""
         self.progress = max(self.progress, min(done, RECOVERING_MAX))
 
-    def become_ready(self, service: Service, recovered: Recovered) -> None:
-        """Serve all routes from now on."""
+    def become_ready(self, service: Service, recovered: Recovered, unreadable: Sequence[UnreadableValue] = ()) -> None:
+        """Serve all routes from now on, but for the shards and stored values that failed."""
         self._service, self._failed, self.progress = service, tuple(recovered.failed), 1.0
+        self.unreadable = tuple(unreadable)
         if self.phase is BrokerPhase.STARTING:
             self.phase = BrokerPhase.READY
 
@@ -216,10 +220,21 @@ class Broker:
             self.check_rights()
 
     async def watch_degraded(self) -> None:
-        """Forget shards that could not be opened once their topics are deleted, until cancelled."""
+        """Forget shards that could not be opened once their topics are deleted, until cancelled.
+
+        And see which stored values cannot be read.
+        """
         while True:
             await asyncio.sleep(DEGRADED_SECONDS)
             await self.forget_deleted()
+            await self.look_for_unreadable()
+
+    async def look_for_unreadable(self) -> None:
+        """Go by which of the stored values that could not be read still cannot be."""
+        # While the metadata store does not answer, they stay listed.
+        with suppress(ForebayError):
+            if self._service is not None:
+                self.unreadable = tuple(await self._service.unreadable_values())
 
     async def forget_deleted(self) -> None:
         """Forget shards that could not be opened and whose topics no longer exist, here or by another process."""

@@ -139,6 +139,7 @@ def _of_broker(broker: Broker) -> Iterator[Metric]:
         ("forebay_ready", "Whether all routes are served", int(broker.phase is BrokerPhase.READY)),
         ("forebay_replay_progress", "How far the recovery is, from 0 to 1", broker.progress),
         ("forebay_shards_degraded", "Shards that could not be opened", len(broker.degraded)),
+        ("forebay_values_unreadable", "Stored values that could not be read", len(broker.unreadable)),
         ("forebay_uptime_seconds", "How long the broker has been serving", broker.uptime_s),
     ):
         yield GaugeMetricFamily(name, text, value=value)

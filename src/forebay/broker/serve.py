@@ -33,6 +33,7 @@ from forebay.routers import AsyncRouters
 from forebay.service.placement import Alone
 from forebay.service.quotas import Quotas
 from forebay.service.service import Service
+from forebay.service.stored import look_at_definitions
 from forebay.service.tokens import TokenBook
 from forebay.settings import RuntimeSettings, ServerSettings, Settings
 from forebay.wire import bodies
@@ -178,9 +179,12 @@ class BrokerRun:
             await routers.stop()
 
     async def _recover(self, log: AsyncLog, tokens: TokenBook | None, routers: AsyncRouters) -> None:
-        _, recovered = await asyncio.gather(
-            asyncio.to_thread(bodies.load_arrow), log.recover(self.broker.note_progress)
+        _, recovered, _ = await asyncio.gather(
+            asyncio.to_thread(bodies.load_arrow),
+            log.recover(self.broker.note_progress),
+            asyncio.to_thread(look_at_definitions, log.metadata, prefix=self._settings.metadata.prefix),
         )
+        unreadable = await log.unreadable_values()
         for failed in recovered.failed:
             logger.error("%s is not served: %s", failed.ref, failed.error)
         quotas = Quotas(self._settings.server, self._clock)
@@ -188,7 +192,7 @@ class BrokerRun:
         service = Service(log, quotas=quotas, placement=Alone(), tokens=tokens, routers=routers, on_deleted=on_deleted)
         if self._heap is not None:
             self._heap.freeze()
-        self.broker.become_ready(service, recovered)
+        self.broker.become_ready(service, recovered, unreadable)
         await routers.start()
         logger.info("ready: %d shards are open, %d are degraded", recovered.opened, len(recovered.failed))
 

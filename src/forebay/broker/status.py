@@ -29,6 +29,7 @@ from forebay.wire.messages import (
     PartitionList,
     RecoveryItem,
     SegmentList,
+    UnreadableItem,
     UsageItem,
     UsageList,
     WorkerItem,
@@ -108,6 +109,9 @@ async def get_status(broker: Broker, request: Request) -> HttpAnswer:
             read_only=found.read_only,
             partitions=[partition_item(broker, each) for each in opened],
             workers=workers,
+            unreadable=[
+                UnreadableItem(key=each.key, message=broker.public_message(str(each))) for each in broker.unreadable
+            ],
         )
 
     return await broker.list_answer(request, found.open, status_of)

@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.catalog.shard import SWEEP_KEYS, Front, Frontier, Piece, ShardCatalog, StoredState, unreadable
 from forebay.catalog.transact import Done, Write, transact
-from forebay.errors import Corrupt
+from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.control.frames import NO_FLOOR, Floor, higher
 from forebay.format.control.offsets import WINDOW, OffsetSet
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, ShardState
@@ -144,7 +144,7 @@ class RecordedRemovals:
     def _decoded(self, entry: Entry) -> _Stored:
         try:
             return _Stored(*decode_vector(entry.value), entry.mod_revision)
-        except Corrupt as error:
+        except (Corrupt, UnsupportedFormat) as error:
             raise unreadable(entry, error) from error
 
 

@@ -554,7 +554,7 @@ class ShardCatalog:
 def names_store(metadata: MetadataStore, store: str, *, prefix: str = PREFIX) -> bool:
     """Whether a segment of any topic lies in the store of this name. Reads every descriptor if none does."""
     last: str | None = None
-    while page := metadata.range(f"{prefix}/storage/topics/", start_after=last, limit=PAGE_KEYS):
+    while page := metadata.range(all_shards_prefix(prefix=prefix), start_after=last, limit=PAGE_KEYS):
         for entry in page:
             if "/segments/" in entry.key and not entry.key.endswith("/segments/cur"):
                 # What cannot be read here fails at the call that needs it.
@@ -568,12 +568,14 @@ def names_store(metadata: MetadataStore, store: str, *, prefix: str = PREFIX) ->
 def _decoded(entry: Entry, kind: type[T]) -> tuple[T, Unknown]:
     try:
         return decode_value(entry.value, kind)
-    except Corrupt as error:
+    except (Corrupt, UnsupportedFormat) as error:
         raise unreadable(entry, error) from error
 
 
-def unreadable(entry: Entry, error: Corrupt) -> Corrupt:
+def unreadable(entry: Entry, error: Corrupt | UnsupportedFormat) -> Corrupt | UnsupportedFormat:
     """The error about a value of the catalog that cannot be read, with what to do."""
+    if isinstance(error, UnsupportedFormat):
+        return UnsupportedFormat(f"{entry.key}: {error}")
     return Corrupt(f'{entry.key}: {error}; restore the metadata store from a backup, then run "forebay verify"')
 
 

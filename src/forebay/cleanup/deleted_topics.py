@@ -22,10 +22,11 @@ from forebay.catalog import StoredState, read_state
 from forebay.catalog.entries import decode_entry, read_or_log, readable
 from forebay.catalog.transact import Done, Write, transact
 from forebay.cleanup.objects import ObjectCleanup
+from forebay.cleanup.tables import tables_of
 from forebay.clock import Clock
 from forebay.errors import Corrupt, ForebayError, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import Phase, ShardState
-from forebay.format.metadata.keys import deleted_key, late_key, shard_of_state, state_key, topic_key
+from forebay.format.metadata.keys import deleted_key, deletions_prefix, late_key, shard_of_state, state_key, topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.loads.book import LoadBook
 from forebay.metadata import (
@@ -93,7 +94,7 @@ class DeletionNotes:
 
     def deleting(self) -> list[TopicSpec]:
         """Topics whose deletion has begun and not ended. A note that cannot be read is logged and left out."""
-        return [spec for _, spec in readable(self._metadata.range(f"{self._prefix}/deleted/"), TopicSpec)]
+        return [spec for _, spec in readable(self._metadata.range(deletions_prefix(prefix=self._prefix)), TopicSpec)]
 
     def note_late(self, late: LateObjects) -> None:
         """Record what may still have something of a topic that is being deleted. What is recorded already stays."""
@@ -362,6 +363,7 @@ class Deletions:
         LoadBook(metadata, prefix, self._clock).forget_topic(spec.topic_id)
         ProgressStore(metadata, prefix, self._clock).forget_topic(spec.namespace, spec.topic, spec.topic_id)
         SubscriptionStore(metadata, prefix, self._clock).forget_topic(spec)
+        tables_of(metadata, prefix, spec, self._clock).forget()
         noted = {found.topic_id: found for found in self.notes.late_objects()} if late is None else {}
         self.notes.end_deletion(spec, late or noted.get(spec.topic_id))
         self._forget_topic(spec)

@@ -14,9 +14,9 @@ from typing import ParamSpec
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.cleanup.collector import Collector, Judgement, Scope
-from forebay.cleanup.tables import TableObjects
+from forebay.cleanup.tables import TableObjects, tables_of
 from forebay.clock import Clock
-from forebay.errors import ForebayError
+from forebay.errors import Corrupt, ForebayError, UnsupportedFormat
 from forebay.format.files.segment import COMPACTED
 from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor
 from forebay.loads.book import LoadBook, never_offered
@@ -211,26 +211,30 @@ class ObjectCleanup:
         return self._tables(ref).objects(shared or self._places.loads)
 
     def _tables(self, ref: ShardRef) -> TableObjects:
-        spec = ref.spec
-        return TableObjects(self._metadata, self._prefix, spec.namespace, spec.topic, spec.topic_id, clock=self._clock)
+        return tables_of(self._metadata, self._prefix, ref.spec, self._clock)
 
     def _known_over(self, load_ids: Collection[str]) -> set[str]:
         """Those of the loads that are over. One that was never offered may be in the making: it is not given up."""
-        found = {load_id: self._book.find(load_id) for load_id in load_ids}
-        return {
-            load_id
-            for load_id, stored in found.items()
-            if stored is not None and stored.load.status is not LoadStatus.OFFERED
-        }
+        return {load_id for load_id in load_ids if self._is_over(load_id, None)}
 
     def _over(self, ref: ShardRef, load_ids: Collection[str]) -> set[str]:
         unknown_as = never_offered(ref.spec, created_at=self._clock.now_ms())
         return {load_id for load_id in load_ids if self._is_over(load_id, unknown_as)}
 
-    def _is_over(self, load_id: str, unknown_as: Load) -> bool:
-        stored = self._book.find(load_id)
-        if stored is None:
-            return self._book.give_up(load_id, unknown_as=unknown_as).status is LoadStatus.ABANDONED
+    def _is_over(self, load_id: str, unknown_as: Load | None) -> bool:
+        """Whether a load is over; one that is not known is given up as `unknown_as`, if that is given.
+
+        One that cannot be read is not over: what it brought stays.
+        """
+        try:
+            stored = self._book.find(load_id)
+            if stored is None:
+                if unknown_as is None:
+                    return False
+                return self._book.give_up(load_id, unknown_as=unknown_as).status is LoadStatus.ABANDONED
+        except (Corrupt, UnsupportedFormat) as error:
+            logger.warning("what load %s brought is kept: %s", load_id, error)
+            return False
         return stored.load.status is not LoadStatus.OFFERED
 
     def _is_elsewhere(self, piece: SegmentDescriptor) -> bool:

@@ -14,16 +14,19 @@ from typing import Final
 import msgspec
 
 from forebay.blobs import BlobMissing, BlobStore
+from forebay.catalog.entries import decode_entry, read_or_log
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Unavailable
-from forebay.format.metadata.keys import tables_key
-from forebay.format.metadata.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.keys import tables_key, topic_key
+from forebay.format.metadata.value import Unknown, encode_value
 from forebay.manifests import ManifestRef, load_value, store_value
-from forebay.metadata import Compare, MetadataStore, Put, RevisionIs
+from forebay.metadata import Absent, Compare, Delete, MetadataStore, Put, RevisionIs
+from forebay.topics import TopicSpec
 
 LOOKS: Final = 8
 LISTED_MAX: Final = 500
+UNREADABLE: Final = "restore the metadata store from a backup, or delete the topic; until then nothing of it is swept"
 """More lie in an object."""
 
 
@@ -50,6 +53,7 @@ class TableObjects:
     ) -> None:
         self._metadata = metadata
         self._key = tables_key(namespace, topic, prefix=prefix)
+        self._topic_key = topic_key(namespace, topic, prefix=prefix)
         self._topic_id = topic_id
         self._clock = clock
 
@@ -102,15 +106,34 @@ class TableObjects:
             if unneeded is not None:
                 store.delete(unneeded)
 
+    def forget(self) -> None:
+        """The topic is deleted: forget what its tables name, unless a later topic of its name has a list by now.
+
+        A list that cannot be read goes, unless there is a later topic: its objects are gone, whichever they were.
+        """
+        entry = self._metadata.get(self._key)
+        found = None if entry is None else read_or_log(entry, ListedObjects)
+        if entry is None or (found is not None and found[0].topic_id != self._topic_id):
+            return
+        compares: list[Compare] = [RevisionIs(self._key, entry.mod_revision)]
+        if found is None:
+            compares.append(Absent(self._topic_key))
+        self._metadata.transaction(compares, [Delete(self._key)])
+
     def _stored(self) -> tuple[ListedObjects, Unknown | None, int]:
         entry = self._metadata.get(self._key)
         nothing = ListedObjects(topic_id=self._topic_id)
         if entry is None:
             return nothing, None, 0
-        found, unknown = decode_value(entry.value, ListedObjects)
+        found, unknown = decode_entry(entry, ListedObjects, UNREADABLE)
         # Of an earlier topic of this name: its objects are not this one's.
         return (
             (found, unknown, entry.mod_revision)
             if found.topic_id == self._topic_id
             else (nothing, None, entry.mod_revision)
         )
+
+
+def tables_of(metadata: MetadataStore, prefix: str, spec: TopicSpec, clock: Clock) -> TableObjects:
+    """The objects of this topic that tables name."""
+    return TableObjects(metadata, prefix, spec.namespace, spec.topic, spec.topic_id, clock=clock)

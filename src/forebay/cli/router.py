@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from forebay.cli.interruptions import Interrupted
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import AsJson, YesOption, assigned
 from forebay.cli.terminal import confirm, flush, readable_time, say, say_json, say_table
+from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.wire.positions import parse_start
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ def resume(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
 def delete(run: Invocation, *, name: Name, yes: YesOption = False) -> None:
     """Remove a router. What it has routed stays."""
     with _written(run) as routers:
-        routers.get(name)
+        with suppress(Corrupt, UnsupportedFormat):
+            # Asked for first, so that a name that is not there is not asked about.
+            routers.get(name)
         confirm(f"router {name}", yes=yes)
         routers.delete(name)
     say(f"{name} is deleted")

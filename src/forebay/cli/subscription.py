@@ -14,7 +14,7 @@ from forebay.cli.interruptions import Interrupted
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import AsJson, CountOption, OneTopic, PartitionOption, ToOption, TopicArgument, YesOption
 from forebay.cli.terminal import confirm, flush, readable_time, say, say_json, say_table
-from forebay.errors import Invalid, UnknownTopic
+from forebay.errors import Corrupt, Invalid, UnknownTopic, UnsupportedFormat
 from forebay.wire.positions import parse_start
 
 if TYPE_CHECKING:
@@ -335,9 +335,12 @@ def consume(
 def delete(run: Invocation, *, topic: TopicArgument, name: Name, yes: YesOption = False) -> None:
     """Remove a subscription with its place. Its dead letters stay."""
     with run.writing() as log:
-        subscription = subscribable(log, topic).subscription(name)
+        handle = subscribable(log, topic)
+        with suppress(Corrupt, UnsupportedFormat):
+            # Asked for first, so that a name that is not there is not asked about.
+            handle.subscription(name)
         confirm(f"the subscription {name} of {topic}", yes=yes)
-        subscription.delete()
+        handle.delete_subscription(name)
     say(f"{name} is deleted")
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from forebay.cli.commands import command, group
+from forebay.cli.failures import complain
 from forebay.cli.invocation import Invocation
 from forebay.cli.options import AsJson
 from forebay.cli.terminal import readable_time, say, say_json, say_table
+from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.wire.positions import parse_time
 
 if TYPE_CHECKING:
     from forebay.service.tokens import AccessToken, Tokens
+
+UNREADABLE: Final = "unreadable"
+"""The state of a token whose stored value cannot be read: no server accepts it."""
+REMOVED: Final = "removed"
 
 app = group("token", help="Create, list, revoke and prune the tokens of callers of a server.")
 
@@ -73,12 +79,16 @@ def list_tokens(run: Invocation, *, as_json: AsJson = False) -> None:
 
     now = SystemClock().now_ms()
     with _tokens(run, is_changed=False) as tokens:
-        found = tokens.all()
+        found, unreadable = tokens.all(), tokens.unreadable()
+    for token_id, left in unreadable.items():
+        complain(f'{left}; no server accepts it, and "forebay token revoke {token_id}" removes it')
     if as_json:
         for token in found:
             say_json({**_item(token), "state": token.state(now)})
-    elif found:
-        rows = [
+        for token_id in unreadable:
+            say_json({"id": token_id, "state": UNREADABLE})
+    elif found or unreadable:
+        rows: list[tuple[str, ...]] = [
             (
                 token.token_id,
                 token.name,
@@ -90,6 +100,7 @@ def list_tokens(run: Invocation, *, as_json: AsJson = False) -> None:
             )
             for token in found
         ]
+        rows += [(token_id, "", "", "", "", "", UNREADABLE) for token_id in unreadable]
         say_table(("id", "name", "scopes", "topics", "created", "expires", "state"), rows)
 
 
@@ -102,11 +113,18 @@ def revoke(
 ) -> None:
     """End a token for good. A server that runs refuses it within a second."""
     with _tokens(run, is_changed=True) as tokens:
-        token = tokens.revoke(token_id)
+        try:
+            token = tokens.revoke(token_id)
+        except (Corrupt, UnsupportedFormat):
+            # What it was cannot be kept, for a list of what was revoked: it goes as a whole.
+            tokens.remove_unreadable(token_id)
+            item, text = {"id": token_id, "state": REMOVED}, f"{token_id} could not be read: it is removed"
+        else:
+            item, text = _item(token), f"{token.token_id} of {token.name} is revoked"
     if as_json:
-        say_json(_item(token))
+        say_json(item)
     else:
-        say(f"{token.token_id} of {token.name} is revoked")
+        say(text)
 
 
 @command(app, "prune", examples=["forebay token prune"])

@@ -257,6 +257,7 @@ def _broker_look(url: str, log: Log, calls: BrokerCalls, at: float) -> Look:
         for one in status.partitions
     ]
     troubles = [f"degraded {shard.topic}[{shard.partition}]: {shard.message}" for shard in ready.degraded]
+    troubles += [f"unreadable {value.key}: {value.message}" for value in status.unreadable]
     troubles += _failures(shards)
     troubles += [
         f"worker {worker.name}: {worker.failures} failures, {worker.stuck} stuck: {worker.error or 'no error'}"

@@ -38,6 +38,7 @@ from forebay.client.routers import AsyncRemoteRouters
 from forebay.client.streams import AsyncRemoteStream, BoundedSource, FollowingSource, LookupSource
 from forebay.client.subscriptions import (
     AsyncRemoteSubscription,
+    deleted_subscription,
     found_subscription,
     listed_subscriptions,
     subscribed,
@@ -559,6 +560,10 @@ class AsyncRemoteTopic:
     async def subscription(self, name: str) -> AsyncRemoteSubscription:
         """See `surface.awaiting.SubscribableTopic.subscription`."""
         return await found_subscription(self._topic, name)
+
+    async def delete_subscription(self, name: str) -> None:
+        """See `surface.awaiting.SubscribableTopic.delete_subscription`."""
+        await deleted_subscription(self._topic, name)
 
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """See `surface.awaiting.SubscribableTopic.subscriptions`."""

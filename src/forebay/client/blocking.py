@@ -678,6 +678,10 @@ class RemoteTopic:
         """See `surface.SubscribableTopic.subscription`."""
         return RemoteSubscription(self._loop.call(partial(self._topic.subscription, name)), self._loop)
 
+    def delete_subscription(self, name: str) -> None:
+        """See `surface.SubscribableTopic.delete_subscription`."""
+        self._loop.call(partial(self._topic.delete_subscription, name))
+
     def subscriptions(self) -> list[SubscriptionSpec]:
         """See `surface.SubscribableTopic.subscriptions`."""
         return self._loop.call(self._topic.subscriptions)

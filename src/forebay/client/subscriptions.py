@@ -25,7 +25,17 @@ from forebay.client.deadletters import AsyncRemoteDeadLetters, RemoteDeadLetters
 from forebay.client.loops import LoopThread
 from forebay.client.topics import TopicCalls, decoded, position_text, spec_of, topic_path
 from forebay.client.transport import ATTEMPTS_MIN, HttpCall, TopicTransport
-from forebay.errors import Closed, Conflict, ForebayError, Indeterminate, Invalid, UnknownConsumer, UnknownSubscription
+from forebay.errors import (
+    Closed,
+    Conflict,
+    Corrupt,
+    ForebayError,
+    Indeterminate,
+    Invalid,
+    UnknownConsumer,
+    UnknownSubscription,
+    UnsupportedFormat,
+)
 from forebay.records import LATEST, DeliveredRecord, Record, Start, SubscriptionLag
 from forebay.subscriptions.ahead import TakenAhead
 from forebay.surface.blocking import SESSION_TIMEOUT_MS, UNACKED_MAX
@@ -422,6 +432,21 @@ async def found_subscription(topic: TopicCalls, name: str) -> AsyncRemoteSubscri
     if spec.topic_id != topic.spec.topic_id:
         raise UnknownSubscription(f"{topic.name} was deleted and created again: ask the log for it again")
     return AsyncRemoteSubscription(topic, spec)
+
+
+async def deleted_subscription(topic: TopicCalls, name: str) -> None:
+    """Delete the subscription of this name. One that a lost attempt has deleted is deleted."""
+    try:
+        found = await found_subscription(topic, name)
+    except (Corrupt, UnsupportedFormat):
+        # Only its name is known. A repeat finds none where an attempt before it was done.
+        try:
+            await topic.transport.call(HttpCall(method="DELETE", path=subscription_path(topic, name)), bytes)
+        except Indeterminate as doubt:
+            if not isinstance(doubt.__cause__, UnknownSubscription):
+                raise
+    else:
+        await found.delete()
 
 
 async def listed_subscriptions(topic: TopicCalls) -> list[SubscriptionSpec]:

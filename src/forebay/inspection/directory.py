@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forebay.catalog.entries import UnreadableValue
 from forebay.clock import Clock
 from forebay.directory import CLAIM, CLAIMING, LOCK, LogDirectory, NoDirectory, is_owned
 from forebay.disk import Disk
-from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.metadata.descriptor import ShardState
 from forebay.format.metadata.keys import deleted_key, directory_key, late_key, state_key, topics_prefix
 from forebay.format.metadata.value import decode_value
 from forebay.metadata import Entry, MetadataStore
 from forebay.metadata.open_store import open_metadata
+from forebay.service.stored import unreadable_in
 from forebay.settings import Settings
 from forebay.shard.directories import named_directory
 from forebay.topics import Engine, TopicSpec, shard_id
@@ -30,13 +31,6 @@ class ExpectedShard(NamedTuple):
     directory: str
     spec: TopicSpec | None
     partition: int
-
-
-class BadEntry(NamedTuple):
-    """A stored value that cannot be used."""
-
-    key: str
-    error: Corrupt | UnsupportedFormat
 
 
 @dataclass(slots=True)
@@ -54,7 +48,8 @@ class Inspected:
     """The ids of topics that were deleted, and of which there may still be files."""
     entries: list[Entry]
     """Everything, by key."""
-    bad: list[BadEntry]
+    bad: list[UnreadableValue]
+    """The values of every kind that cannot be read, by key."""
     prefix: str
 
     def state(self, spec: TopicSpec, partition: int) -> ShardState | None:
@@ -145,18 +140,17 @@ def inspected(path: str, settings: Settings, disk: Disk, store: MetadataStore) -
         bad=[],
         prefix=prefix,
     )
+    found.bad = list(unreadable_in(found.entries, prefix=prefix))
+    bad = {value.key for value in found.bad}
     for entry in found.entries:
-        try:
-            if entry.key.startswith(topics_prefix(prefix=prefix)):
-                found.topics.append(decode_value(entry.value, TopicSpec)[0])
-            elif entry.key.startswith((deleted_key("", prefix=prefix), late_key("", prefix=prefix))):
-                found.leaving.add(entry.key.rpartition("/")[2])
-                if entry.key.startswith(deleted_key("", prefix=prefix)):
-                    found.deleting.append(decode_value(entry.value, TopicSpec)[0])
-            elif entry.key.endswith("/state"):
-                decode_value(entry.value, ShardState)
-        except (Corrupt, UnsupportedFormat) as error:
-            found.bad.append(BadEntry(entry.key, error))
+        if entry.key.startswith((deleted_key("", prefix=prefix), late_key("", prefix=prefix))):
+            found.leaving.add(entry.key.rpartition("/")[2])
+        if entry.key in bad:
+            continue
+        if entry.key.startswith(topics_prefix(prefix=prefix)):
+            found.topics.append(decode_value(entry.value, TopicSpec)[0])
+        elif entry.key.startswith(deleted_key("", prefix=prefix)):
+            found.deleting.append(decode_value(entry.value, TopicSpec)[0])
     return found
 
 

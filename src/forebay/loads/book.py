@@ -14,6 +14,7 @@ import msgspec
 
 from forebay.bulk import BackfillPlan, BackfillState
 from forebay.catalog import ShardCatalog
+from forebay.catalog.entries import decode_entry, read_or_log
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, UnknownLoad, UnknownTopic
@@ -27,10 +28,10 @@ from forebay.format.metadata.keys import (
     sink_key,
     topic_key,
 )
-from forebay.format.metadata.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.value import Unknown, encode_value
 from forebay.loads.prepare import Load
 from forebay.manifests import ManifestRef
-from forebay.metadata import Absent, Compare, Delete, DeleteRange, MetadataStore, Operation, Put, RevisionIs
+from forebay.metadata import Absent, Compare, Delete, DeleteRange, Exists, MetadataStore, Operation, Put, RevisionIs
 from forebay.records import Gap, Reason
 from forebay.topics import TopicSpec
 
@@ -40,6 +41,9 @@ PAGE_KEYS = 100
 LOOKED_MAX = 10_000
 """Loads of all topics that one page of a list looks at."""
 BACKFILL_ID_MAX = 64
+UNREADABLE_LOAD = "restore the metadata store from a backup, or abandon it while it is not over"
+UNREADABLE_SINK = "restore the metadata store from a backup, or begin with a new checkpoint location"
+UNREADABLE_BACKFILL = "restore the metadata store from a backup, or give the backfill another id"
 NEVER_OFFERED = ManifestRef(object_key="", bytes=0, content_hash="")
 
 
@@ -105,7 +109,7 @@ class LoadBook:
         entry = self._metadata.get(self.key(load_id))
         if entry is None:
             return None
-        load, unknown = decode_value(entry.value, Load)
+        load, unknown = decode_entry(entry, Load, UNREADABLE_LOAD)
         return StoredLoad(load, unknown, entry.mod_revision)
 
     def get(self, load_id: str) -> StoredLoad:
@@ -116,7 +120,10 @@ class LoadBook:
         return found
 
     def page(self, topic_id: str, *, after: str | None, limit: int) -> tuple[list[tuple[str, Load]], str | None]:
-        """Loads into a topic, by id, and the id to go on after if there may be more. Looks at `LOOKED_MAX` at most."""
+        """Loads into a topic, by id, and the id to go on after if there may be more. Looks at `LOOKED_MAX` at most.
+
+        Those that cannot be read are logged and left out.
+        """
         found: list[tuple[str, Load]] = []
         prefix = self.key("")
         looked, last = 0, after
@@ -125,9 +132,9 @@ class LoadBook:
             entries = self._metadata.range(prefix, start_after=start_after, limit=PAGE_KEYS)
             for entry in entries:
                 last = entry.key.removeprefix(prefix)
-                load = decode_value(entry.value, Load)[0]
-                if load.topic_id == topic_id:
-                    found.append((last, load))
+                load = read_or_log(entry, Load)
+                if load is not None and load[0].topic_id == topic_id:
+                    found.append((last, load[0]))
                     if len(found) == limit:
                         return found, last
             looked += len(entries)
@@ -136,25 +143,38 @@ class LoadBook:
         return found, last
 
     def pending(self) -> dict[str, dict[int, AttachedPart]]:
-        """Every load that is not over, with the partitions that it is attached to."""
+        """Every load that is not over, with the partitions that it is attached to.
+
+        One of which a part cannot be read is logged and left out: nothing is done for it meanwhile.
+        """
         found: dict[str, dict[int, AttachedPart]] = {}
+        unreadable: set[str] = set()
         for entry in self._metadata.range(offers_prefix(prefix=self._prefix)):
             load_id, _, what = entry.key.removeprefix(offers_prefix(prefix=self._prefix)).partition("/")
             parts = found.setdefault(load_id, {})
             if what.isdigit():
-                parts[int(what)] = decode_value(entry.value, AttachedPart)[0]
-        return found
+                part = read_or_log(entry, AttachedPart)
+                if part is None:
+                    unreadable.add(load_id)
+                else:
+                    parts[int(what)] = part[0]
+        return {load_id: parts for load_id, parts in found.items() if load_id not in unreadable}
+
+    def pending_ids(self) -> set[str]:
+        """The ids of all loads that are not over."""
+        below = offers_prefix(prefix=self._prefix)
+        return {entry.key.removeprefix(below).partition("/")[0] for entry in self._metadata.range(below)}
 
     def attached(self, load_id: str) -> dict[int, AttachedPart]:
         """The partitions that a load which is not over is attached to."""
         below = offers_prefix(load_id, prefix=self._prefix)
         entries = {entry.key.removeprefix(below): entry for entry in self._metadata.range(below)}
-        return {int(w): decode_value(entry.value, AttachedPart)[0] for w, entry in entries.items() if w.isdigit()}
+        return {int(w): decode_entry(entry, AttachedPart)[0] for w, entry in entries.items() if w.isdigit()}
 
     def part(self, load_id: str, partition: int) -> AttachedPart | None:
         """Where a load which is not over is attached to one partition, if it is."""
         entry = self._metadata.get(attached_key(load_id, partition, prefix=self._prefix))
-        return decode_value(entry.value, AttachedPart)[0] if entry is not None else None
+        return decode_entry(entry, AttachedPart)[0] if entry is not None else None
 
     def sink(self, load: Load) -> StoredSink:
         """How far the streaming query that the load is of has come in its topic."""
@@ -163,7 +183,7 @@ class LoadBook:
         entry = self._metadata.get(key)
         if entry is None:
             return StoredSink(SinkState(topic_id=load.topic_id), None, key, 0)
-        state, unknown = decode_value(entry.value, SinkState)
+        state, unknown = decode_entry(entry, SinkState, UNREADABLE_SINK)
         return StoredSink(state, unknown, key, entry.mod_revision)
 
     def backfill(self, spec: TopicSpec, backfill_id: str) -> BackfillState:
@@ -174,8 +194,8 @@ class LoadBook:
         entry = self._metadata.get(backfill_key(backfill_id, spec.topic_id, prefix=self._prefix))
         return BackfillState(
             query_id=query_id,
-            done=0 if sink is None else decode_value(sink.value, SinkState)[0].batch_id + 1,
-            plan=None if entry is None else decode_value(entry.value, BackfillPlan)[0],
+            done=0 if sink is None else decode_entry(sink, SinkState, UNREADABLE_BACKFILL)[0].batch_id + 1,
+            plan=None if entry is None else decode_entry(entry, BackfillPlan, UNREADABLE_BACKFILL)[0],
         )
 
     def begin_backfill(self, spec: TopicSpec, backfill_id: str, plan: BackfillPlan) -> BackfillState:
@@ -237,7 +257,7 @@ class LoadBook:
         """What a transaction that offers it compares and writes."""
         topic = topic_key(load.namespace, load.topic, prefix=self._prefix)
         entry = self._metadata.get(topic)
-        if entry is None or decode_value(entry.value, TopicSpec)[0].topic_id != load.topic_id:
+        if entry is None or decode_entry(entry, TopicSpec)[0].topic_id != load.topic_id:
             raise UnknownTopic(
                 f"load {load_id} is for a topic {load.namespace}/{load.topic} that is not there",
                 topic=f"{load.namespace}/{load.topic}",
@@ -338,6 +358,21 @@ class LoadBook:
             logger.warning("load %s into %s/%s is given up", load_id, load.namespace, load.topic)
         return load
 
+    def give_up_unreadable(self, load_id: str, unknown_as: Load) -> Load:
+        """Give up a load whose record cannot be read, as `give_up` does; it is recorded as `unknown_as`.
+
+        `Corrupt` or `UnsupportedFormat` if it is over: then it may be committed, and readers see what it brought.
+        """
+        key, offer = self.key(load_id), offer_key(load_id, prefix=self._prefix)
+        entry = self._metadata.get(key)
+        ended = msgspec.structs.replace(unknown_as, status=LoadStatus.ABANDONED)
+        compares: list[Compare] = [RevisionIs(key, 0 if entry is None else entry.mod_revision), Exists(offer)]
+        # Commit point, as in `give_up`.
+        if not self._metadata.transaction(compares, [Put(key, encode_value(ended))]).succeeded:
+            return self.get(load_id).load
+        logger.warning("load %s, whose record could not be read, is given up", load_id)
+        return ended
+
     def end(self, load_id: str) -> None:
         """Nothing is left to be done for a load that was given up."""
         self._metadata.transaction([], [self._end(load_id)])
@@ -349,12 +384,14 @@ class LoadBook:
     def forget_topic(self, topic_id: str) -> None:
         """Remove the loads of a deleted topic that are not over, so that no owner looks for it any more.
 
-        Those that are over stay until the sweep of a data directory finds that no history names them
-        (`forget_unnamed`). So a deletion reads what is under way, and not every load of all topics.
+        One that cannot be read stays: it may be of any topic. Those that are over stay until the sweep of a data
+        directory finds that no history names them (`forget_unnamed`). So a deletion reads what is under way, and not
+        every load of all topics.
         """
-        for load_id in self.pending():
-            found = self.find(load_id)
-            if found is not None and found.load.topic_id == topic_id:
+        for load_id in self.pending_ids():
+            entry = self._metadata.get(self.key(load_id))
+            found = None if entry is None else read_or_log(entry, Load)
+            if found is not None and found[0].topic_id == topic_id:
                 self._metadata.transaction([], [Delete(self.key(load_id)), self._end(load_id)])
 
     def _end(self, load_id: str) -> Operation:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import msgspec
 
 from forebay.catalog import ShardCatalog
+from forebay.catalog.entries import decode_entry, readable
 from forebay.errors import Indeterminate
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.format.metadata.keys import load_key, offers_prefix
-from forebay.format.metadata.value import decode_value, encode_value
+from forebay.format.metadata.value import encode_value
 from forebay.loads.book import LoadBook, leave_gaps
 from forebay.loads.prepare import Load
 from forebay.metadata import Delete, DeleteRange, Entry, MetadataStore, Operation, Put, RevisionIs
@@ -49,13 +50,12 @@ def finish_given_up(
 
 
 def ended_loads(metadata: MetadataStore, prefix: str) -> dict[str, list[EndedLoad]]:
-    """Every load that is over, by the id of its topic."""
+    """Every load that is over, by the id of its topic. One that cannot be read is logged, and never forgotten."""
     found: dict[str, list[EndedLoad]] = {}
     after: str | None = None
     below = load_key("", prefix=prefix)
     while entries := metadata.range(below, start_after=after, limit=PAGE_KEYS):
-        for entry in entries:
-            load = decode_value(entry.value, Load)[0]
+        for entry, load in readable(entries, Load):
             if load.status is not LoadStatus.OFFERED:
                 found.setdefault(load.topic_id, []).append(EndedLoad(entry.key.removeprefix(below), load, entry))
         after = entries[-1].key
@@ -82,7 +82,7 @@ def forget_unnamed(
         if load_id in named:
             continue
         if load.unnamed_since is None:
-            unknown = decode_value(entry.value, Load)[1]
+            unknown = decode_entry(entry, Load)[1]
             noted = msgspec.structs.replace(load, unnamed_since=now_ms)
             _change(metadata, entry, [Put(entry.key, encode_value(noted, unknown=unknown))])
         elif load.unnamed_since < before_ms:

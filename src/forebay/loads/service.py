@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol, TypeVar
 from forebay.bulk import SharedStore
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
-from forebay.errors import Conflict, Corrupt, ForebayError, Indeterminate, Unavailable
+from forebay.errors import Conflict, Corrupt, ForebayError, Indeterminate, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import LoadStatus, Phase
 from forebay.loads.attach import Attached, Attaching
 from forebay.loads.book import AttachedPart, LoadBook, never_offered
-from forebay.loads.forget import finish_given_up
+from forebay.loads.forget import finish_given_up, named_in
 from forebay.loads.prepare import Load, LoadManifest, LoadStore, read_manifest, ready_to_offer
 from forebay.places import home_of_loads, shared_place
 from forebay.shard import SegmentShard, ShardContext
@@ -137,9 +137,16 @@ class Loads:
     def abandon(self, load_id: str, spec: TopicSpec | None = None) -> Load:
         """Give a load up: no reader ever sees any of it. `Conflict` if it is committed.
 
-        With `spec`, `UnknownLoad` if it is a load into another topic.
+        With `spec`, `UnknownLoad` if it is a load into another topic. One whose record cannot be read can be given up
+        while it is not over; what is attached of it must be in that topic.
         """
-        load = self.book.give_up(load_id, unknown_as=never_offered(spec, created_at=self._clock.now_ms()))
+        unknown_as = never_offered(spec, created_at=self._clock.now_ms())
+        try:
+            load = self.book.give_up(load_id, unknown_as=unknown_as)
+        except (Corrupt, UnsupportedFormat):
+            if spec is None or not self._is_attached_to(load_id, unknown_as):
+                raise
+            load = self.book.give_up_unreadable(load_id, unknown_as)
         self.finish(load_id, load)
         self._wake(load.topic_id)
         return load
@@ -168,7 +175,11 @@ class Loads:
                         self._safely(load_id, partial(self._look, load_id, parts))
 
     def _look(self, load_id: str, parts: dict[int, AttachedPart]) -> None:
-        stored = self.book.find(load_id)
+        try:
+            stored = self.book.find(load_id)
+        except (Corrupt, UnsupportedFormat):
+            # The list of what cannot be read names it. It stays as it is until it can be read, or is abandoned.
+            return
         if stored is None:
             self.book.end_unknown(load_id)
             return
@@ -200,6 +211,10 @@ class Loads:
         if ended.status is LoadStatus.COMMITTED:
             self._wake(load.topic_id)
         return attached
+
+    def _is_attached_to(self, load_id: str, load: Load) -> bool:
+        """Whether all that is attached of the load with this id is in the topic that `load` names."""
+        return all(load_id in named_in(self._catalog(load, partition)) for partition in self.book.attached(load_id))
 
     def _is_left_behind(self, load: Load, missing: set[int]) -> bool:
         """Whether what it brings lies in a data directory that a partition which lacks it has left."""

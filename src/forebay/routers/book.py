@@ -23,7 +23,7 @@ from forebay.format.metadata.keys import (
     subscribed_key,
     subscriptions_prefix,
 )
-from forebay.format.metadata.value import decode_value, encode_value
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import Absent, Delete, Entry, MetadataStore, Put, RevisionIs
 from forebay.progress import ReservedReader
 from forebay.records import EARLIEST, LATEST, Position
@@ -93,7 +93,7 @@ class RouterBook:
         entry = self._store.get(router_key(router.name, prefix=self._prefix))
         if entry is None:
             return None
-        found, _ = decode_value(entry.value, RouterSpec)
+        found, _ = decode_entry(entry, RouterSpec)
         return found if found.router_id == router.router_id else None
 
     def create(
@@ -184,7 +184,7 @@ class RouterBook:
         readers = [name for name in self._log.reserved_readers() if name.startswith(READER_PREFIX)]
         entries = self._store.range(routers_prefix(prefix=self._prefix)) if readers else []
         try:
-            named = {decode_value(entry.value, RouterSpec)[0].reader for entry in entries}
+            named = {decode_entry(entry, RouterSpec)[0].reader for entry in entries}
         except (Corrupt, UnsupportedFormat):
             return set()
         return {ReservedReader(name) for name in readers if name not in named}
@@ -261,7 +261,7 @@ class RouterBook:
         def changed(entry: Entry | None) -> Write[RouterSpec] | Done[RouterSpec]:
             if entry is None:
                 raise _unknown(name)
-            router, unknown = decode_value(entry.value, RouterSpec)
+            router, unknown = decode_entry(entry, RouterSpec)
             wanted = change(router)
             if wanted == router:
                 return Done(router)

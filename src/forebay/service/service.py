@@ -18,6 +18,7 @@ from forebay.aio.log import AsyncLog
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import ANONYMOUS, CALLER
 from forebay.bulk import BackfillPlan, BackfillState, BulkLoad, LoadSegment, LoadTarget, SharedStore
+from forebay.catalog.entries import UnreadableValue
 from forebay.errors import (
     Conflict,
     ForebayError,
@@ -456,6 +457,10 @@ class Service:
             return False
         return topic.spec.topic_id == spec.topic_id
 
+    async def unreadable_values(self) -> list[UnreadableValue]:
+        """Stored values that this process has met and could not read. Waits for the metadata store if there are any."""
+        return await self._log.unreadable_values()
+
     async def status(self, who: Principal) -> LogStatus:
         """How the whole log fares."""
         check_may(who, AccessScope.ADMIN, None)
@@ -674,8 +679,9 @@ class Service:
         """Forget every place of a group; how many. The caller needs the right on every topic that it has one in."""
         check_not_reserved(group)
         found = self._log.group(group)
-        for place in await found.offsets():
-            check_may(who, AccessScope.READ, TopicName.parse(place.topic))
+        topics = {TopicName.parse(place.topic) for place in await found.offsets()}
+        for topic in sorted(topics.union(await found.unreadable_in())):
+            check_may(who, AccessScope.READ, topic)
         return await found.delete()
 
     # How

@@ -387,8 +387,14 @@ class ServedSubscriptions:
         return await found.alter(**changes)
 
     async def delete(self, who: Principal, ref: SubscriptionRef) -> None:
-        """Remove a subscription; `Conflict` while consumers are attached."""
-        await (await self.get(who, ref)).delete()
+        """Remove a subscription; `Conflict` while consumers are attached.
+
+        One whose definition cannot be read is removed by its name alone, for a caller that does not say which it means.
+        """
+        if ref.id is None:
+            await (await self._readable(who, ref.topic)).delete_subscription(ref.name)
+        else:
+            await (await self.get(who, ref)).delete()
 
     # Consumers
 

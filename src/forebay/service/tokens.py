@@ -20,7 +20,7 @@ from typing import Annotated, Final, NamedTuple, NoReturn
 import msgspec
 from msgspec import Meta
 
-from forebay.catalog.entries import decode_entry, readable
+from forebay.catalog.entries import UnreadableValue, decode_entry, readable, refused
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.definitions import FOLLOW_SECONDS
@@ -182,6 +182,23 @@ class Tokens:
         entries = self._store.range(tokens_prefix(prefix=self._prefix))
         found = [token for _, token in readable(entries, AccessToken)]
         return sorted(found, key=lambda token: (token.created_at, token.token_id))
+
+    def unreadable(self) -> dict[str, UnreadableValue]:
+        """The tokens that cannot be read, by id: no server accepts one of them, and each can be revoked."""
+        below = tokens_prefix(prefix=self._prefix)
+        found = {entry.key: refused(entry, AccessToken) for entry in self._store.range(below)}
+        return {
+            key.removeprefix(below): UnreadableValue(key, error) for key, error in found.items() if error is not None
+        }
+
+    def remove_unreadable(self, token_id: str) -> None:
+        """Remove a token that cannot be read, which no server accepts; `Conflict` if it is another by now."""
+        key = token_key(token_id, prefix=self._prefix)
+        entry = self._store.get(key)
+        if entry is None or refused(entry, AccessToken) is None:
+            raise Conflict(f"token {token_id!a:.80} can be read, or is gone: revoke it again")
+        if not self._store.transaction([RevisionIs(key, entry.mod_revision)], [Delete(key)]).succeeded:
+            raise Conflict(f"token {token_id!a:.80} was changed at the same time: revoke it again")
 
     def revoke(self, token_id: str) -> AccessToken:
         """On return the token is revoked for ever; each server obeys within a second. Fine if it was before."""

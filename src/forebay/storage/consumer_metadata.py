@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from forebay.errors import Closed, Unsupported
+from forebay.format.metadata.keys import all_progress_prefix
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import Compare, DeleteRange, Entry, MetadataStore, Operation, Outcome, Session, Watch
 
@@ -18,7 +19,7 @@ class ConsumerMetadata:
 
     def __init__(self, reading: MetadataStore, prefix: str, writable: Callable[[], MetadataStore]) -> None:
         self._reading = reading
-        self._cursors = f"{prefix}/progress/"
+        self._cursors = all_progress_prefix(prefix=prefix)
         self._open = writable
         self._lock = RankedLock(Rank.IO, "storage.consumer_metadata")
         self._writing: MetadataStore | None = None

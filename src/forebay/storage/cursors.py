@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from forebay.arguments import StoredOffset, checked_partition
+from forebay.catalog.entries import refused
 from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
 from forebay.errors import Closed, Corrupt, ForebayError, Invalid, UnknownSubscription, UnknownTopic, UnsupportedFormat
 from forebay.locks import Rank, RankedLock
+from forebay.metadata import RevisionIs
 from forebay.partitioning import check_partition
 from forebay.progress import (
     MOVES_MAX,
+    CursorEntry,
     CursorPlace,
     FoundCursor,
     Progress,
@@ -147,16 +150,19 @@ class Cursors:
             self._store.reset(name, partition, progress, defined=True)
             self._drop(undone)
 
-    def forget(self, name: ReaderName, partitions: int, subscription: str | None = None) -> None:
+    def forget(
+        self, name: ReaderName, partitions: int, subscription: str | None = None, *, held: Sequence[RevisionIs] = ()
+    ) -> None:
         """Remove every cursor of a reader in these partitions, stored or on its way.
 
-        Of a subscription with this id: cursors of a later one of its name stay.
+        Of a subscription with this id: cursors of a later one of its name stay. `held` must still hold then; else
+        `Conflict`.
         """
         self._guard.check("this log")
         with self._writing:
             self._stop_asking(lambda place: place[0] == name)
             undone = self._noted_where(lambda place: place[0] == name)
-            self._store.forget(name, partitions, subscription)
+            self._store.forget(name, partitions, subscription, held=held)
             self._drop(undone)
 
     def forget_topic(self, spec: TopicSpec) -> None:
@@ -171,6 +177,12 @@ class Cursors:
         self._guard.check("this log")
         self._flush(lambda place: place[0].reader == reader)
         return sorted(self._store.of(reader), key=lambda found: found[:3])
+
+    def entries_of(self, reader: str) -> list[CursorEntry]:
+        """Every cursor of this reader, in any topic, also those that cannot be read."""
+        self._guard.check("this log")
+        self._flush(lambda place: place[0].reader == reader)
+        return list(self._store.entries_of(reader))
 
     def every(self) -> Iterator[ReaderCursor]:
         """Every cursor of every reader as it is stored; what is on its way is not waited for."""
@@ -535,6 +547,12 @@ class Group:
                 )
         return found
 
+    def unreadable_in(self) -> list[TopicName]:
+        """The topics in which the group has a place that cannot be read. `offsets` leaves it out."""
+        found = self._cursors.entries_of(self.name)
+        places = [TopicName(one.namespace, one.topic) for one in found if refused(one.entry, Progress) is not None]
+        return list(dict.fromkeys(places))
+
     def reset(self, topic: str | TopicName, position: Position | int, partition: int | None = None) -> dict[int, int]:
         """Set the group's cursor in a partition, or in all of them, also to an earlier place; where each stands now."""
         handle = self._topic(topic)
@@ -543,9 +561,9 @@ class Group:
         return {number: reader.reset(position, number) for number in partitions}
 
     def delete(self) -> int:
-        """Forget every cursor of the group; how many there were."""
+        """Forget every cursor of the group, also those that cannot be read; how many there were."""
         check_not_reserved(self.name)
-        found = self._cursors.of(self.name)
+        found = self._cursors.entries_of(self.name)
         partitions: dict[tuple[str, str], int] = {}
         for namespace, topic, partition, _ in found:
             partitions[namespace, topic] = max(partition + 1, partitions.get((namespace, topic), 0))

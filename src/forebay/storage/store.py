@@ -12,6 +12,7 @@ from typing import NamedTuple, Self, Unpack
 
 from forebay.arguments import checked_partition
 from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.catalog.entries import UnreadableValue, noted_values
 from forebay.clock import Clock, SystemClock
 from forebay.directory import IN_MEMORY
 from forebay.disk import Disk, SystemDisk
@@ -449,6 +450,14 @@ class Storage:
         """How each background worker of this log fares: its last step, and what failed last."""
         self._lifetime.guard.check("this log")
         return self._backend.background.status()
+
+    def unreadable_values(self) -> list[UnreadableValue]:
+        """The stored values that this process has met, could not read, and passed over, if they are still so.
+
+        Asks the metadata store for each. `forebay doctor` looks at all that there are.
+        """
+        self._lifetime.check()
+        return noted_values(self.metadata, prefix=self.settings.metadata.prefix)
 
     def status(self) -> LogStatus:
         """How the log fares: open partitions, background workers, counters. Opens nothing and asks no other machine.

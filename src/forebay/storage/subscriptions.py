@@ -23,8 +23,18 @@ from forebay.appends.queue import record_bytes
 from forebay.arguments import SESSION_TIMEOUT_MS, checked_seconds, checked_session_timeout_ms
 from forebay.clock import Clock
 from forebay.engines import ReadShard
-from forebay.errors import Closed, Conflict, Indeterminate, Invalid, Unavailable, UnknownSubscription
+from forebay.errors import (
+    Closed,
+    Conflict,
+    Corrupt,
+    Indeterminate,
+    Invalid,
+    Unavailable,
+    UnknownSubscription,
+    UnsupportedFormat,
+)
 from forebay.locks import Rank, RankedLock
+from forebay.metadata import RevisionIs
 from forebay.meter import Labels, LogMeter, Metric, Sample
 from forebay.pages import LOOP_BYTES_MAX, LOOP_RECORDS_MAX
 from forebay.progress import Progress, ReaderName, check_not_reserved
@@ -135,6 +145,29 @@ class Subscriptions:
                 topic=topic.name,
             )
         return Subscription(self._driver(topic, spec))
+
+    def delete(self, topic: Topic, name: str) -> None:
+        """Remove the subscription of this name with its cursors; `UnknownSubscription` if the topic has none.
+
+        Also one whose definition cannot be read: of it, no more than its name is known. Waits for the metadata store.
+        """
+        try:
+            found = self.get(topic, name)
+        except (Corrupt, UnsupportedFormat):
+            self._delete_unreadable(topic, ReaderName.of(topic.spec.namespace, topic.spec.topic, name))
+        else:
+            found.delete()
+
+    def _delete_unreadable(self, topic: Topic, name: ReaderName) -> None:
+        """Remove the cursors of this name, then the definition, if it is still the one that cannot be read."""
+        with self._lock:
+            drivers = [driver for driver in self._drivers.values() if driver.name == name]
+        for driver in drivers:
+            driver.check_idle()
+        entry = self._store.unreadable(name)
+        if entry is not None:
+            self._cursors.forget(name, topic.partitions, held=[RevisionIs(entry.key, entry.mod_revision)])
+            self._store.remove_unreadable(entry)
 
     @staticmethod
     def _first_cursors(topic: Topic, start: Start) -> dict[int, Progress]:
@@ -838,6 +871,11 @@ class SubscriptionDriver:
             self._check_idle("delete it")
             spec = self._store.begin_deletion(self.spec)
             self._subscriptions.end(spec, self.topic.partitions)
+
+    def check_idle(self) -> None:
+        """`Conflict` while consumers are attached; else nothing is served on return."""
+        with self._attaching:
+            self._check_idle("delete it")
 
     def _check_idle(self, what: str) -> None:
         """`Conflict` while consumers are attached; else nothing is served on return. `_attaching` is held."""

@@ -501,6 +501,13 @@ class Topic:
         """The subscription of this name; `UnknownSubscription` if there is none."""
         return self._subscriptions.get(self, name)
 
+    def delete_subscription(self, name: str) -> None:
+        """Remove the subscription of this name with its cursors; `Conflict` while a consumer is attached.
+
+        Also one whose definition cannot be read. `UnknownSubscription` if there is none.
+        """
+        self._subscriptions.delete(self, name)
+
     def subscriptions(self) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of the topic, by name."""
         return self._subscriptions.of_topic(self.spec)

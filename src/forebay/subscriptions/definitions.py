@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.catalog.entries import decode_entry, read_or_log, readable
+from forebay.catalog.entries import decode_entry, read_or_log, readable, refused
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, UnknownTopic
@@ -22,7 +22,7 @@ from forebay.format.metadata.keys import (
     subscriptions_prefix,
     topic_key,
 )
-from forebay.format.metadata.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.value import Unknown, encode_value
 from forebay.metadata import Absent, Delete, Entry, MetadataStore, Put, RevisionIs
 from forebay.progress import Progress, ReaderName
 from forebay.routing import RouterSpec
@@ -79,7 +79,7 @@ class SubscriptionStore:
     def letter_secret(self) -> bytes | None:
         """By what dead letters are sealed; `None` before the first one."""
         entry = self._metadata.get(letter_key(prefix=self._prefix))
-        return None if entry is None else decode_value(entry.value, LetterSecret)[0].secret
+        return None if entry is None else decode_entry(entry, LetterSecret)[0].secret
 
     def make_letter_secret(self) -> bytes:
         """By what dead letters are sealed; drawn if there is nothing yet. Of several processes one draws it."""
@@ -88,7 +88,7 @@ class SubscriptionStore:
 
         def change(entry: Entry | None) -> Write[bytes] | Done[bytes]:
             if entry is not None:
-                return Done(decode_value(entry.value, LetterSecret)[0].secret)
+                return Done(decode_entry(entry, LetterSecret)[0].secret)
             return Write([RevisionIs(key, 0)], [Put(key, encode_value(drawn))], drawn.secret)
 
         what = "the secret that seals dead letters is not stored"
@@ -137,7 +137,7 @@ class SubscriptionStore:
             if topic is None:
                 continue
             prefix = subscriptions_prefix(*topic.split("/"), prefix=self._prefix)
-            specs = [decode_value(entry.value, SubscriptionSpec)[0] for entry in self._metadata.range(prefix)]
+            specs = [decode_entry(entry, SubscriptionSpec)[0] for entry in self._metadata.range(prefix)]
             onward = [
                 (spec.dead_letter_topic, f"the subscription {spec.name} of {topic} sends its own") for spec in specs
             ]
@@ -238,6 +238,16 @@ class SubscriptionStore:
         what = f"the subscription {spec.name} of {spec.namespace}/{spec.topic} is not removed"
         transact(self._metadata, lambda: self._stored(key), change, what=what, clock=self._clock)
 
+    def unreadable(self, name: ReaderName) -> Entry | None:
+        """The definition of this name as it is stored, if it cannot be read."""
+        entry = self._metadata.get(self._key(name))
+        return entry if entry is not None and refused(entry, SubscriptionSpec) is not None else None
+
+    def remove_unreadable(self, entry: Entry) -> None:
+        """Remove a definition that cannot be read; `Conflict` if it is another one by now."""
+        if not self._metadata.transaction([RevisionIs(entry.key, entry.mod_revision)], [Delete(entry.key)]).succeeded:
+            raise Conflict(f"{entry.key} was changed at the same time: look at it again before deleting it")
+
     def forget_topic(self, topic: TopicSpec) -> None:
         """Remove every subscription of a topic that was deleted; those of a later one of its name stay.
 
@@ -313,7 +323,7 @@ def _revision(entry: Entry | None) -> int:
 def _defined(entry: Entry | None, wanted: SubscriptionSpec, dispatch: TopicDispatch) -> int:
     """The revision of a topic's definition, if it is the topic that is to be subscribed to."""
     name = f"{wanted.namespace}/{wanted.topic}"
-    topic = None if entry is None else decode_value(entry.value, TopicSpec)[0]
+    topic = None if entry is None else decode_entry(entry, TopicSpec)[0]
     if entry is None or topic is None or topic.topic_id != wanted.topic_id:
         raise UnknownTopic(f"{name} was deleted: {wanted.name} cannot subscribe to it", topic=name)
     if topic.dispatch is not dispatch:
@@ -325,7 +335,7 @@ def _is_of(entry: Entry | None, wanted: SubscriptionSpec) -> bool:
     """Whether a reader of this name has a cursor in this very topic already; not a subscription that was deleted."""
     if entry is None:
         return False
-    progress = decode_value(entry.value, Progress)[0]
+    progress = decode_entry(entry, Progress)[0]
     return progress.incarnation == wanted.topic_id and progress.is_of(wanted.subscription_id)
 
 

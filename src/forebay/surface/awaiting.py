@@ -599,6 +599,9 @@ class SubscribableTopic(TopicHandle, Protocol):
     async def subscription(self, name: str) -> Subscription:
         """The subscription of this name; `UnknownSubscription` if there is none."""
 
+    async def delete_subscription(self, name: str) -> None:
+        """Remove the subscription of this name with its cursors, also one whose definition cannot be read."""
+
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of the topic, by name."""
 

@@ -597,6 +597,9 @@ class SubscribableTopic(TopicHandle, Protocol):
     def subscription(self, name: str) -> Subscription:
         """The subscription of this name; `UnknownSubscription` if there is none."""
 
+    def delete_subscription(self, name: str) -> None:
+        """Remove the subscription of this name with its cursors, also one whose definition cannot be read."""
+
     def subscriptions(self) -> list[SubscriptionSpec]:
         """The definitions of all subscriptions of the topic, by name."""
 

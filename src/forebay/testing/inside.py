@@ -393,6 +393,11 @@ class InsideLog:
         self.log._backend.cursors.flush()
 
     @property
+    def loads(self) -> Loads:
+        """The bulk loads that concern the directory; its `step` is what the worker does."""
+        return _owner(self.log).loads
+
+    @property
     def deletions(self) -> Deletions:
         """What finishes the deletions of topics."""
         return self.log._backend.writable().deletions

@@ -571,6 +571,14 @@ class WorkerItem(msgspec.Struct, frozen=True, kw_only=True):
     """What the newest failure was."""
 
 
+class UnreadableItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored value that cannot be read: damaged, or written by a later version."""
+
+    key: str
+    message: str
+    """Why, with the next step."""
+
+
 class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How a broker fares: the partitions that it has open, and its background workers."""
 
@@ -578,6 +586,8 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool
     partitions: list[PartitionItem]
     workers: list[WorkerItem]
+    unreadable: list[UnreadableItem] = []
+    """Values in the metadata store that were passed over."""
 
 
 class DegradedShard(msgspec.Struct, frozen=True):

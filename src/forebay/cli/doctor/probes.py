@@ -214,6 +214,8 @@ def _directory(run: Invocation) -> Iterator[Answer]:
         yield Answer("directory", AnswerKind.PROBLEM, f"{path} cannot be read: {error}")
         return
     yield Answer("directory", AnswerKind.OK, f"{path}: {len(found.topics)} topics, id {found.id} ({MARKER})")
+    for value in found.bad:
+        yield Answer("stored values", AnswerKind.PROBLEM, f"{value}")
     yield from _orphans(run, found)
 
 

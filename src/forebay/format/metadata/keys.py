@@ -26,6 +26,11 @@ def deleted_key(topic_id: str, *, prefix: str = PREFIX) -> str:
     return f"{prefix}/deleted/{topic_id}"
 
 
+def deletions_prefix(*, prefix: str = PREFIX) -> str:
+    """The notes on all topics that are being deleted."""
+    return f"{prefix}/deleted/"
+
+
 def late_key(topic_id: str, *, prefix: str = PREFIX) -> str:
     """The note that objects of a deleted topic are to be looked for once more."""
     return f"{prefix}/late/{topic_id}"
@@ -92,9 +97,19 @@ def deletes_key(namespace: str, topic: str, partition: int, start: int, *, prefi
     return f"{deletes_prefix(namespace, topic, partition, prefix=prefix)}{start:020d}"
 
 
+def all_progress_prefix(*, prefix: str = PREFIX) -> str:
+    """The cursors of all subscriptions and groups."""
+    return f"{prefix}/progress/"
+
+
 def progress_key(namespace: str, topic: str, reader: str, partition: int, *, prefix: str = PREFIX) -> str:
     """The cursor of a subscription or group."""
     return f"{prefix}/progress/{namespace}/{topic}/{reader}/{partition}"
+
+
+def all_subscriptions_prefix(*, prefix: str = PREFIX) -> str:
+    """The definitions of the subscriptions of all topics."""
+    return f"{prefix}/subscriptions/"
 
 
 def subscriptions_prefix(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from forebay.catalog import ShardCatalog, ShardKeys, no_gap, no_overlap
+from forebay.catalog.entries import UnreadableValue
 from forebay.catalog.shard import Piece, arranged
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.metadata.descriptor import Cur, Phase, SegmentDescriptor, ShardState
 from forebay.format.metadata.keys import shard_prefix
 from forebay.format.metadata.value import decode_value
 from forebay.format.metadata.vectors import decode_vector
-from forebay.inspection.directory import BadEntry, ExpectedShard
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import UPGRADE, HistorySummary, Report, Severity
 from forebay.metadata import Entry, MetadataStore
 from forebay.places import Stores
@@ -32,7 +33,7 @@ class StoredHistory:
     pieces: list[Piece] = field(default_factory=list)
     hidden: list[tuple[Piece, Piece]] = field(default_factory=list)
     """Those, each after the piece that has replaced it."""
-    bad: list[BadEntry] = field(default_factory=list)
+    bad: list[UnreadableValue] = field(default_factory=list)
 
     @property
     def frontier(self) -> int:
@@ -115,7 +116,7 @@ def recorded(entries: list[Entry], keys: ShardKeys) -> StoredHistory:
                 if entry.key != keys.vector(vector.start):
                     raise Corrupt(f"the deletes from {vector.start} on stand under this key")
         except (Corrupt, UnsupportedFormat) as error:
-            found.bad.append(BadEntry(entry.key, error))
+            found.bad.append(UnreadableValue(entry.key, error))
     found.pieces, found.hidden = arranged(pieces)
     return found
 
