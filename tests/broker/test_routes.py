@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+import httpx
+import msgspec
 import pytest
 
 from forebay.broker.exchange import HttpAnswer, Request, path_parts
 from forebay.broker.routes import FoundRoute, Route, Router
 from forebay.broker.table import ROUTES
+from tests.support.brokers import running_broker
 
 
 async def _answer(broker: object, request: Request) -> HttpAnswer:
@@ -73,3 +77,34 @@ def test_one_method_on_one_path_stands_once_in_the_table() -> None:
 )
 def test_parts_of_a_path_are_decoded_each_by_itself(path: bytes, parts: list[str] | None) -> None:
     assert path_parts(path) == parts
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with running_broker(tmp_path_factory.mktemp("data")) as broker, broker.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_a_parameter_that_a_route_does_not_have_is_refused_by_its_name(client: httpx.Client, route: Route) -> None:
+    """Before anything is done, whichever handler: a caller who misspells one must not get the default unawares."""
+    path = re.sub(r"\{(\w+)\}", r"the-\1", route.path)
+    known = [field.encode_name for field in msgspec.structs.fields(route.query)]
+    wrong = f"{known[0]}s" if known else "nonsense"
+
+    answer = client.request(route.method, path, params={wrong: "1"})
+
+    assert answer.status_code == httpx.codes.BAD_REQUEST, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "invalid"
+    assert f"'{wrong}' is no parameter" in error["message"]
+    assert not known or f"did you mean {known[0]}?" in error["message"]
+    assert f"parameters: {', '.join(known) or 'none'}" in error["message"]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_every_parameter_that_is_documented_is_known(client: httpx.Client, route: Route) -> None:
+    described = client.get("/v1/openapi.json").json()["paths"][route.path][route.method.lower()]
+    documented = {one["name"] for one in described.get("parameters", []) if one["in"] == "query"}
+
+    assert documented == {field.encode_name for field in msgspec.structs.fields(route.query)}

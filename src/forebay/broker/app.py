@@ -288,6 +288,7 @@ class Broker:
             if not found.route.before_ready:
                 _check_scopes(self.authenticated(request), found)
                 request.admission = held.enter_context(self._admission(request, found.route))
+            request.check_query(found.route.query)
             answer = await found.route.handler(self, request)
             if request.admission is not None and isinstance(answer, HttpAnswer):
                 size = len(answer.body)

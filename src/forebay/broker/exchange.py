@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -115,12 +116,23 @@ class Request:
         found = self._headers.get(name)
         return None if found is None else found.decode("latin-1")
 
-    def query(self, kind: type[T]) -> T:
-        """The parameters of the query, as the fields of a struct; `Invalid` names one that is wrong or unknown."""
+    def check_query(self, kind: type[msgspec.Struct]) -> None:
+        """`Invalid` names a parameter that the query of the address has and the struct has not, and the nearest one."""
+        known = [field.encode_name for field in msgspec.structs.fields(kind)] if self._query else []
+        for name, _ in self._pairs():
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise Invalid(
+                    f"{name!a:.80} is no parameter of this route: {hint}parameters: {', '.join(known) or 'none'}"
+                )
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        """The parameters of the query as they were sent."""
         if not self._query:
-            return _converted({}, kind)
+            return []
         try:
-            pairs = parse_qsl(
+            return parse_qsl(
                 self._query.decode("ascii"),
                 keep_blank_values=True,
                 strict_parsing=True,
@@ -129,9 +141,14 @@ class Request:
             )
         except ValueError as error:
             raise Invalid(f"the query of the address cannot be read: {error}") from error
+
+    def query(self, kind: type[T]) -> T:
+        """The parameters of the query, as the fields of a struct; `Invalid` names one that is wrong or unknown."""
+        if not self._query:
+            return _converted({}, kind)
         lists = _list_fields(kind)
         found: dict[str, Any] = {}
-        for name, value in pairs:
+        for name, value in self._pairs():
             if name in lists:
                 found.setdefault(name, []).append(value)
             elif name in found:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import gzip
 import itertools
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -911,6 +912,19 @@ def check_a_plan_leads_to_every_stored_byte(probe: ConformanceProbe) -> None:
     probe.refuse("GET", f"{topic}/stored", 409, "conflict", params={"start": 0, "topic_id": "another"})
 
 
+def check_a_parameter_that_a_route_does_not_have_is_refused(probe: ConformanceProbe) -> None:
+    """Of every route of the document: a name that is misspelt must not be passed over without a word."""
+    topic = probe.topic()
+    probe.append(topic, ["a"])
+    for path, methods in probe.ask("GET", "/v1/openapi.json")["paths"].items():
+        at = path.replace("/v1/topics/{namespace}/{topic}", topic)
+        for method in methods:
+            filled = re.sub(r"\{\w+\}", "none", at)
+            refusal = probe.refuse(method.upper(), filled, 400, "invalid", params={"is_misspelt": "1"})
+            same(f"whether {method} {path} names what it refuses", "is_misspelt" in refusal["message"], True)
+    same("what is left after all that was refused", probe.values(topic), ["a"])
+
+
 CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_the_broker_is_ready,
     check_the_document_names_the_routes,
@@ -958,5 +972,6 @@ CHECKS: Final[tuple[Callable[[ConformanceProbe], None], ...]] = (
     check_what_no_append_may_bring_is_too_large,
     check_numbers_are_integers_however_they_are_written,
     check_a_read_is_answered_as_its_caller_likes_best,
+    check_a_parameter_that_a_route_does_not_have_is_refused,
 )
 """In the order in which they run: the simple promises first."""
