@@ -128,6 +128,7 @@ def test_everything_else_works_and_it_can_be_deleted_by_name(home: Path, kind: s
         _delete_by_name(log, kind)
         log.delete_topic("a")
         assert "a" not in names(log)
+        assert inside(log).deletions.finish() == [], "nothing of a deleted topic is left"
     with forebay.open(home / "log", shared_settings(home)) as log:
         assert log.create_topic("a", exist_ok=True).append(b"again") is not None
         assert [record.value for record in log.topic("a").read()] == [b"again"]
@@ -291,6 +292,30 @@ def test_no_object_is_collected_by_a_value_that_cannot_be_read(home: Path, kind:
                 collect()
 
     assert before <= objects(home)
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize("kind", ["load", "load that is not over", "part of a load"])
+def test_a_load_that_cannot_be_read_keeps_no_other_object_from_being_collected(
+    home: Path, kind: str, what: str
+) -> None:
+    key = damage(home, kind, what)
+    settings = shared_settings(home)
+    greedy = msgspec.structs.replace(settings, export=msgspec.structs.replace(settings.export, orphan_grace_s=0))
+    with forebay.open(home / "log", greedy) as log:
+        log.recover()
+        orphans = []
+        for name in ("a", "b"):
+            # Of a load that was never offered.
+            orphan = home / "store" / f"{log.topic(name).spec.topic_id}_0" / "loads" / f"never-{name}" / "x.seg"
+            orphan.parent.mkdir(parents=True)
+            orphan.write_bytes(b"orphan")
+            os.utime(orphan, (1, 1))
+            orphans.append(orphan)
+        inside(log).collect_directory()
+
+        assert [orphan.exists() for orphan in orphans] == [False, False]
+        assert value_at(log.metadata, key) == stored_value(home, key)
 
 
 def test_a_list_of_tables_that_cannot_be_read_keeps_only_its_topic_from_being_swept(home: Path) -> None:
