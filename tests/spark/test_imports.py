@@ -15,7 +15,7 @@ from forebay.spark.source import ForebayDataSource
 from tests.spark.topics import SETTINGS
 from tests.support.brokers import running_broker
 
-MODULES_MAX: Final = 117
+MODULES_MAX: Final = 119
 MODULES_MAX_BY_BROKER: Final = 108
 _TASK: Final = """
 import pickle, sys
