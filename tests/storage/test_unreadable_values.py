@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import forebay
@@ -316,6 +317,27 @@ def test_a_load_that_cannot_be_read_keeps_no_other_object_from_being_collected(
 
         assert [orphan.exists() for orphan in orphans] == [False, False]
         assert value_at(log.metadata, key) == stored_value(home, key)
+
+
+@pytest.mark.proves("I18")
+@pytest.mark.parametrize("what", DAMAGES)
+def test_what_a_load_has_brought_is_kept_while_it_is_not_known_whether_the_load_is_over(home: Path, what: str) -> None:
+    settings = shared_settings(home)
+    greedy = msgspec.structs.replace(settings, export=msgspec.structs.replace(settings.export, orphan_grace_s=0))
+    with forebay.open(home / "log", greedy) as log:
+        log.recover()
+        rows = pa.record_batch({"value": pa.array([b"waits"], pa.binary())})
+        [staged] = log.loads_of("a").stage("unreadable", rows)
+        log.metadata.transaction([], [Put(keys.load_key("unreadable", prefix=PREFIX), DAMAGES[what](b"{}"))])
+        brought = [path for path in (home / "store").rglob("*") if "/loads/unreadable/" in str(path)]
+        assert len(brought) == 2, staged
+        for path in brought:
+            os.utime(path, (1, 1))
+
+        inside(log).collect_directory()
+        inside(log).collect(log.topic("a"))
+
+        assert all(path.exists() for path in brought)
 
 
 def test_a_list_of_tables_that_cannot_be_read_keeps_only_its_topic_from_being_swept(home: Path) -> None:
