@@ -173,6 +173,23 @@ def test_the_cursor_waits_until_what_arrived_is_durable(tmp_path: Path, monkeypa
         until(lambda: routers.status("r").lag == 0)
 
 
+def test_the_cursor_follows_into_a_destination_that_never_makes_anything_durable(tmp_path: Path) -> None:
+    """What engine `memory` holds ends with the process: a router goes on behind it, and routes nothing again."""
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        source, target = log.create_topic("a", partitions=2), log.create_topic("b", engine="memory", partitions=2)
+        routers.create("r", sources=["a"], destination="b", start=EARLIEST)
+        _fill(source, range(40))
+        assert _arrived(target, 40) == _numbers(range(40))
+
+        until(lambda: routers.status("r").lag == 0)
+
+    with forebay.open(tmp_path) as log, _running(log) as routers:
+        _fill(log.topic("a"), range(40, 50))
+        assert _arrived(log.topic("b"), 10) == _numbers(range(40, 50))
+        until(lambda: routers.status("r").lag == 0)
+        assert _values(log.topic("b")) == _numbers(range(40, 50))
+
+
 def test_other_producers_between_two_records_do_not_make_the_router_forget(tmp_path: Path) -> None:
     settings = {"wal": {"producers_max": 16}}
     with forebay.open(tmp_path, settings) as log:

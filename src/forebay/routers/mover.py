@@ -3,7 +3,8 @@
 The destination remembers for the mover what has arrived: a mover is an idempotent producer whose sequence is the offset
 in the source, and each append names the sequence before it in that partition. A mover that starts asks every partition
 of the destination for the last sequence it has, reads the source from its cursor on and leaves out what has arrived.
-The cursor is only a place to begin: everything below it is durable in the destination.
+The cursor is only a place to begin: everything below it is durable in the destination, or was in its memory if the
+destination keeps records nowhere else.
 
 By which rule and for how many partitions records are routed is noted beside the cursor, for a record that is routed
 again must find the same place. A new rule, or a new number of partitions, takes effect at an offset that is stored
@@ -35,6 +36,7 @@ from forebay.routers.rules import RoutedRecords, routed
 from forebay.routing import OnRefused, RouterRule, RouterSpec
 from forebay.settings import Settings
 from forebay.storage import Topic
+from forebay.topics import Durability
 
 logger = logging.getLogger(__name__)
 
@@ -305,17 +307,24 @@ class Mover:
         )
 
     async def note_cursor(self, way: _Way) -> None:
-        """Store how far everything is durable in the destination: a later run begins there."""
+        """Store how far the destination keeps everything: a later run begins there."""
         self._noted_at = self._seconds()
         places = {place for sent in self._sent for place in sent.ends}
-        durable = {place: (await self._destination.offsets(place)).durable for place in places}
+        kept = {place: await self._kept_end(place) for place in places}
         done = None
-        while self._sent and all(durable[place] >= end for place, end in self._sent[0].ends.items()):
+        while self._sent and all(kept[place] >= end for place, end in self._sent[0].ends.items()):
             done = self._sent.popleft().stop
         if done is not None:
             note = note_of(way.version, way.partitions)
             cached = partial(self._reader.ack_up_to, done, self._partition, note, ack="cached")
             self._cursor = await self._workers.run_at(self._key, cached)
+
+    async def _kept_end(self, place: int) -> int:
+        """Where that ends which a partition of the destination has taken and keeps for as long as it ever will."""
+        offsets = await self._destination.offsets(place)
+        # What is in memory alone is never durable: a cursor that waited for that would stand still for good.
+        is_ephemeral = self._destination.spec.durability is Durability.EPHEMERAL
+        return offsets.next if is_ephemeral else offsets.durable
 
     def _seconds(self) -> float:
         return asyncio.get_running_loop().time()
