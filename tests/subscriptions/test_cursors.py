@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -52,6 +53,20 @@ def test_a_cursor_is_stored_in_as_many_steps_whatever_is_acknowledged_above_it(s
     assert steps_of(large.acked_count) == steps_of(small.acked_count)
     progress = progress_of(large.copied(), SPEC, 1)
     assert steps_of(lambda: acked_of(progress)) < 1_000
+
+
+def test_ranges_are_found_by_their_edges_and_not_by_a_number_for_each_offset() -> None:
+    count = 200_000
+    copied = window_with(count, range(1, count)).copied()
+    tracemalloc.start()
+    try:
+        starts, stops = copied.acked_ranges()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (starts.tolist(), stops.tolist()) == ([1], [count])
+    assert peak < 4 * count, "a few bytes of each offset"
 
 
 def test_consumers_go_on_while_the_bytes_of_a_cursor_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

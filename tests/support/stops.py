@@ -25,6 +25,8 @@ BEAT_SECONDS: Final = 0.005
 STOP_SECONDS: Final = 0.02
 """What comes later than this is a stop."""
 DEPTH: Final = 6
+WAITS: Final = {"wait", "_wait", "wait_for", "acquire", "get", "select", "poll", "_worker"}
+"""Functions of threads that have nothing to do."""
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -41,6 +43,8 @@ class Stop(msgspec.Struct, frozen=True):
     """Seconds in which the garbage collector ran, in any thread: no other runs beside it."""
     stack: str
     """Where the loop was seen most often, innermost last; empty if no look was possible."""
+    others: str
+    """The same of the other threads, but for those that wait."""
 
     @property
     def cause(self) -> str:
@@ -50,7 +54,7 @@ class Stop(msgspec.Struct, frozen=True):
         if self.loop_cpu > self.seconds / 2:
             return f"the loop itself: {self.stack or 'no look was possible'}"
         if self.process_cpu > self.seconds / 2:
-            return f"other threads of the process, while it was in {self.stack or 'no known place'}"
+            return f"other threads of the process: {self.others or 'no look was possible'}"
         return "the machine: the process did not run"
 
 
@@ -62,6 +66,7 @@ class LoopWatch:
         self._due = time.perf_counter() + 3600
         self._collecting, self._collection_begun = 0.0, 0.0
         self._seen: Counter[str] = Counter()
+        self._seen_of_others: Counter[str] = Counter()
         self._loop_thread = 0
         gc.callbacks.append(self._note_collection)
 
@@ -72,14 +77,15 @@ class LoopWatch:
         while True:
             self._collecting = 0.0
             self._seen.clear()
+            self._seen_of_others.clear()
             loop_cpu, process_cpu = time.thread_time(), time.process_time()
             self._due = due = time.perf_counter() + BEAT_SECONDS
             await asyncio.sleep(BEAT_SECONDS)
             late = time.perf_counter() - due
             if late >= STOP_SECONDS:
-                stack = self._seen.most_common(1)[0][0] if self._seen else ""
                 cpus = (time.thread_time() - loop_cpu, time.process_time() - process_cpu)
-                self._keep(Stop(asyncio.get_running_loop().time(), late, *cpus, self._collecting, stack))
+                stacks = (_most(self._seen), _most(self._seen_of_others))
+                self._keep(Stop(asyncio.get_running_loop().time(), late, *cpus, self._collecting, *stacks))
 
     def _keep(self, stop: Stop) -> None:
         with self._path.open("ab") as file:
@@ -90,14 +96,24 @@ class LoopWatch:
         while True:
             pause.wait(BEAT_SECONDS)
             if time.perf_counter() - self._due > BEAT_SECONDS:
-                frame = sys._current_frames().get(self._loop_thread)
-                self._seen[_place(frame)] += 1
+                frames = sys._current_frames()
+                del frames[threading.get_ident()]
+                self._seen[_place(frames.pop(self._loop_thread))] += 1
+                self._seen_of_others.update(_place(frame) for frame in frames.values() if not _is_waiting(frame))
 
     def _note_collection(self, phase: str, _about: Mapping[str, Any]) -> None:
         if phase == "start":
             self._collection_begun = time.perf_counter()
         else:
             self._collecting += time.perf_counter() - self._collection_begun
+
+
+def _most(seen: Counter[str]) -> str:
+    return seen.most_common(1)[0][0] if seen else ""
+
+
+def _is_waiting(frame: FrameType) -> bool:
+    return frame.f_code.co_name in WAITS
 
 
 def _place(frame: FrameType | None) -> str:

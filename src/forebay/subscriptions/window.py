@@ -106,7 +106,7 @@ class WindowCopy(NamedTuple):
 
     def acked_ranges(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The same as ranges: where each begins and where it ends, in order."""
-        starts, stops = _ranges(np.flatnonzero(self.state == DONE) + self.cursor)
+        starts, stops = (edges + self.cursor for edges in _runs(self.state == DONE))
         more_starts, more_stops = _ranges(self._known_above().offsets())
         return np.concatenate((starts, more_starts)), np.concatenate((stops, more_stops))
 
@@ -761,6 +761,14 @@ class Window:
             self._slot, self._link = moved(self._slot), moved(self._link)
         self._base += self._low
         self._low, self._high = 0, count
+
+
+def _runs(are: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each run of places that are so begins and ends. By its edges: these are few where runs are long."""
+    framed = np.zeros(len(are) + 2, np.bool_)
+    framed[1:-1] = are
+    edges = np.flatnonzero(framed[1:] != framed[:-1])
+    return edges[::2], edges[1::2]
 
 
 def _ranges(offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
