@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from forebay.clock import Clock
 from forebay.errors import ForebayError
@@ -521,13 +521,29 @@ class ItemPool(Generic[T]):
                 self._error = f"{type(error).__name__}: {error}"
 
 
+class RunsBehind(Protocol):
+    """A worker of an open log, as its end and its status know it."""
+
+    def status(self) -> WorkerStatus:
+        """How it fares now."""
+
+    def relieve(self) -> None:
+        """Have another thread take over from one that is stuck. Waits for nothing."""
+
+    def halt(self) -> None:
+        """Begin nothing more, for ever. Does not wait for what is under way."""
+
+    def stop(self) -> bool:
+        """Halt, and wait for a limited time for what is under way; whether that has ended."""
+
+
 class Background:
     """The workers of one open log."""
 
     def __init__(self) -> None:
-        self._workers: list[Worker | ItemPool[Any]] = []
+        self._workers: list[RunsBehind] = []
 
-    def add(self, *workers: Worker | ItemPool[Any]) -> None:
+    def add(self, *workers: RunsBehind) -> None:
         """Hold these too."""
         self._workers += workers
 

@@ -20,7 +20,7 @@ from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import CONTROL, OPEN
 from forebay.engines.registry import Registry
 from forebay.shard import SegmentShard
-from forebay.storage.background.sync import SYNC_WORKER
+from forebay.storage.background.jobs import JOBS
 from forebay.testing.inside import await_workers, inside
 from forebay.topics import ShardRef
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
@@ -364,7 +364,7 @@ class Held:
 
         def wait(kind: str, path: str) -> None:
             # The background sync writes marks of its own at times: those do not wait.
-            is_append = not threading.current_thread().name.startswith(SYNC_WORKER)
+            is_append = not threading.current_thread().name.startswith(JOBS)
             if kind == "write" and path.endswith(".seg") and is_append:
                 self.stuck.set()
                 assert self.go_on.wait(60)

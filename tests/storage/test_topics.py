@@ -9,6 +9,7 @@ import pytest
 
 import forebay
 from forebay import EARLIEST, Conflict, Invalid, Storage, Unavailable, UnknownTopic, Unsupported
+from forebay.storage.background.jobs import JOBS
 from forebay.testing.contracts.engines import in_threads
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 
@@ -211,7 +212,7 @@ def test_a_deletion_waits_for_upkeep_of_the_shard(path: str) -> None:
     syncing, go_on = threading.Event(), threading.Event()
 
     def hold(kind: str, where: str) -> None:
-        if kind == "sync" and where.endswith(".seg") and threading.current_thread().name == "forebay-sync":
+        if kind == "sync" and where.endswith(".seg") and threading.current_thread().name == JOBS:
             syncing.set()
             assert go_on.wait(60)
 

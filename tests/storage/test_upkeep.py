@@ -15,9 +15,10 @@ from forebay.clock import SystemClock
 from forebay.disk import SyncFailedBefore
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
+from forebay.storage.background.jobs import StorageJobs
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.segments import SegmentWorkers
-from forebay.storage.background.sync import SyncWorker
+from forebay.storage.background.sync import UPKEEP, SyncWorker
 from forebay.testing.inside import InsideSync, inside
 from forebay.testing.simulated.clock import ManualClock
 from forebay.wal.upkeep import Upkeep
@@ -32,7 +33,15 @@ def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[Inside
     """Upkeep without its thread and with time turned by hand."""
     clock = ManualClock()
     disk = WatchedDisk()
-    worker = SyncWorker(disk, clock, str(tmp_path), settings.runtime, hand_on=lambda shard: None, relieve=lambda: None)
+    worker = SyncWorker(
+        disk,
+        clock,
+        str(tmp_path),
+        settings.runtime,
+        jobs=StorageJobs(SystemClock()),
+        hand_on=lambda shard: None,
+        relieve=lambda: None,
+    )
     home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock, on_dirty=worker.wake)
     return InsideSync(worker).take_over(), home, clock
 
@@ -188,6 +197,7 @@ def test_while_many_shards_wait_to_be_sealed_none_is_rotated_at_its_age_and_then
         clock,
         str(tmp_path),
         settings.runtime,
+        jobs=StorageJobs(clock),
         hand_on=lambda shard: waiting.update({shard: None} if shard.upkeep.needs_mending else {}),
         relieve=lambda: None,
         unsealed=lambda: len(waiting),
@@ -354,6 +364,7 @@ def test_many_dirty_shards_are_synced_by_one_call(tmp_path: Path) -> None:
     with Storage.open(str(tmp_path / "log"), settings, disk=disk, clock=clock) as log:
         topic = log.create_topic("t", partitions=80)
         for turn in (1, 2):
+            until(lambda: inside(log).workers.sync.jobs() == 0)
             before = disk.calls.copy()
             for partition in range(80):
                 topic.append(b"v", partition=partition)
@@ -416,7 +427,8 @@ def test_descriptors_and_threads_stay_few_with_five_hundred_shards(tmp_path: Pat
         until(lambda: disk.descriptors_open <= 64)
 
         assert len(os.listdir("/proc/self/fd")) <= before + 64 + 12
-        assert threading.active_count() <= threads + 4  # syncs, history, clean-up, definitions
+        # Syncs, history, clean-up, definitions, and the jobs of the first with the thread that keeps their time.
+        assert threading.active_count() <= threads + 4 + settings.runtime.shards_syncfs_min + UPKEEP.threads + 1
         assert all(values(topic.read()) == [b"v"] * 25 for topic in topics[::5])
 
 
@@ -425,7 +437,13 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), "fsync", settings=quick())
     maintenance = SyncWorker(
-        disk, SystemClock(), str(tmp_path), RuntimeSettings(), hand_on=lambda shard: None, relieve=lambda: None
+        disk,
+        SystemClock(),
+        str(tmp_path),
+        RuntimeSettings(),
+        jobs=StorageJobs(SystemClock()),
+        hand_on=lambda shard: None,
+        relieve=lambda: None,
     )
     engine = home.open().engine
     shard = engine.open_shard(home.ref())
@@ -447,7 +465,13 @@ def test_where_a_file_failed_before_a_sync_of_many_asks_each_file_for_itself(tmp
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), "disk", settings=quick(sync_interval_ms=60_000))
     maintenance = SyncWorker(
-        disk, SystemClock(), str(tmp_path), RuntimeSettings(), hand_on=lambda shard: None, relieve=lambda: None
+        disk,
+        SystemClock(),
+        str(tmp_path),
+        RuntimeSettings(),
+        jobs=StorageJobs(SystemClock()),
+        hand_on=lambda shard: None,
+        relieve=lambda: None,
     )
     engine = home.open().engine
     failed, sound = (engine.open_shard(home.ref(partition)) for partition in range(2))
@@ -479,6 +503,7 @@ class SyncOfMany:
             SystemClock(),
             str(tmp_path),
             RuntimeSettings(),
+            jobs=StorageJobs(SystemClock()),
             hand_on=lambda shard: None,
             relieve=lambda: None,
         )
@@ -517,7 +542,6 @@ class SyncOfMany:
 def test_a_log_that_is_written_for_long_keeps_no_other_from_the_end_of_a_sync_of_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.01)
     many = SyncOfMany(tmp_path)
     stuck, other = many.stuck, many.other
 
@@ -531,7 +555,6 @@ def test_a_log_that_is_written_for_long_keeps_no_other_from_the_end_of_a_sync_of
 def test_a_log_that_is_written_for_long_keeps_no_other_from_the_failure_of_a_sync_of_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.01)
     many = SyncOfMany(tmp_path, OSError(5, "input/output error"))
     stuck, other = many.stuck, many.other
 
@@ -540,7 +563,7 @@ def test_a_log_that_is_written_for_long_keeps_no_other_from_the_failure_of_a_syn
     assert other.failure is not None and "input/output error" in other.failure
     assert stuck.failure is None and stuck.upkeep.is_busy
     assert stuck.wal.writer.syncing, "no sync and no new file until it is acted on"
-    stuck.upkeep.finish(may_rotate=True)
+    stuck.wal.do_errands()
     assert stuck.failure is not None and "input/output error" in stuck.failure
     for shard in (stuck, other):
         shard.upkeep.mend()
@@ -585,7 +608,15 @@ def test_what_was_acknowledged_is_synced_although_the_call_for_it_was_interrupte
     """Ctrl-C in a thread that writes for others: their records were acknowledged, and no sync was due."""
     clock, disk = ManualClock(), WatchedDisk()
     settings = Settings.load(overrides={"wal": {"free_bytes_min": 0}})
-    worker = SyncWorker(disk, clock, str(tmp_path), settings.runtime, hand_on=lambda shard: None, relieve=lambda: None)
+    worker = SyncWorker(
+        disk,
+        clock,
+        str(tmp_path),
+        settings.runtime,
+        jobs=StorageJobs(SystemClock()),
+        hand_on=lambda shard: None,
+        relieve=lambda: None,
+    )
     interrupts = [KeyboardInterrupt()]
 
     def wake(shard_id: str) -> None:
@@ -683,6 +714,7 @@ def test_a_look_at_a_shard_that_was_only_opened_asks_for_no_offsets(tmp_path: Pa
         str(tmp_path),
         settings,
         collect=lambda shard: None,
+        jobs=StorageJobs(clock),
         commit_soon=lambda shard: None,
         on_lost=lambda shard: None,
         relieve=lambda: None,

@@ -16,7 +16,7 @@ import pytest
 from forebay.errors import ForebayError, Unavailable
 from forebay.testing.checks.history import AppendOutcome
 from forebay.topics import Durability
-from forebay.wal.upkeep import Upkeep
+from forebay.wal.upkeep import AT_ONCE, Upkeep
 from forebay.wal.writer import BackgroundSync, SyncTarget
 from tests.wal.rig import Rig, Simulated, simulated
 
@@ -221,7 +221,6 @@ def test_a_sync_that_returns_late_says_nothing_of_one_that_began_on_another_file
     waiting.begin(rig.append)
 
     if outcome == "succeeds":
-        monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.0)
         rig.wal.end_background_sync(late)
     else:
         rig.wal.report_background_sync(late, LOST)
@@ -232,10 +231,7 @@ def test_a_sync_that_returns_late_says_nothing_of_one_that_began_on_another_file
     assert rig.wal.failure is not None
 
 
-def test_a_log_that_is_written_for_long_does_not_hold_up_the_thread_that_synced_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.0)
+def test_a_log_that_is_written_for_long_does_not_hold_up_the_thread_that_synced_it() -> None:
     rig, target = syncing(DISK)
     held, may_end = threading.Event(), threading.Event()
 
@@ -252,10 +248,11 @@ def test_a_log_that_is_written_for_long_does_not_hold_up_the_thread_that_synced_
 
     may_end.set()
     writing.join(PATIENCE)
-    assert rig.wal.dirty_since is not None, "the next round syncs it again"
-    assert not rig.wal.writer.syncing
-    rig.shard.upkeep.sync()
+    assert rig.wal.offsets().durable == 0
+    assert rig.shard.upkeep.due_at == AT_ONCE, "the next round notes it"
+    rig.wal.do_errands()
     assert rig.wal.offsets().durable == 2
+    assert not rig.wal.writer.syncing
 
 
 def test_a_sync_that_is_interrupted_at_any_line_is_not_under_way_for_ever() -> None:

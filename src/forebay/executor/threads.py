@@ -255,7 +255,7 @@ class Executor:
         """Refuse the calls that are late, and have other threads take the place of those that do not come back."""
         now = self._clock.monotonic()
         with self._lock:
-            slow = self._schedule.give_up_slow(now) if self._schedule.has_waiting() else []
+            slow = self._schedule.give_up_slow(now)
             late = [(call, self._refusal(call)) for call in self._schedule.refuse_late(now)]
             self._rouse()
             is_degraded, has_said = self._schedule.is_degraded, self._has_said_degraded

@@ -37,6 +37,7 @@ from forebay.storage.alter import Alterations
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
+from forebay.storage.background.jobs import StorageJobs
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.reopen import ReopenWorker
 from forebay.storage.background.segments import SegmentWorkers
@@ -139,7 +140,7 @@ class OwnerBackend:
         self.cursors = Cursors(ProgressStore(metadata, prefix, clock), settings.progress, clock)
         self.subscriptions = SubscriptionStore(metadata, settings.metadata.prefix, clock)
         self.objects = ObjectCleanup(metadata, settings, opened.places, clock)
-        self.background = Background()
+        self.background, self.jobs = Background(), StorageJobs(clock)
         self.committers = Committers(clock, settings.runtime, FileSystem(opened.disk, opened.directory.shards))
         self._ending = ItemWorker("forebay-ending", self.end_deleted, clock=clock)
         self._reopening = ReopenWorker(self._recover_lost, clock)
@@ -150,6 +151,7 @@ class OwnerBackend:
             opened.directory.shards,
             settings,
             collect=self.objects.collect_owned,
+            jobs=self.jobs,
             commit_soon=self.committers.ask,
             on_lost=self._giving_up.ask,
             relieve=self.background.relieve,
@@ -306,6 +308,7 @@ class OwnerBackend:
     def _add_workers(self) -> None:
         self.background.add(
             *self.segments.workers,
+            self.jobs,
             self.engines.segment.bounds.caches.worker,
             *self.committers.workers,
             self._giving_up.worker,

@@ -706,6 +706,10 @@ class InsideSync(InsideWorker[SyncWorker]):
         """Ask for the shards whose active file has reached its age, if it is time to look."""
         self._worker.find_old()
 
+    def jobs(self) -> int:
+        """For how many shards another thread syncs or writes, or is to."""
+        return len(self._worker._handed_out)
+
     def sync_together(self, shards: list[SegmentShard]) -> None:
         """Sync the file system once, for all these shards."""
         self._worker.sync_together(shards)

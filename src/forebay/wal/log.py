@@ -45,8 +45,8 @@ TIMED_COMMITS = 8
 """One of so many commits is timed: a look at the clock for each would cost single appends more than they can spare."""
 PAGE_BYTES = 1024 * 1024
 ROTATE_WAIT_SECONDS = 60.0
-NOTE_WAIT_SECONDS = 0.5
-"""So long a background sync that has returned waits to be noted in its log."""
+GIVE_BACK_SECONDS = 0.5
+"""So long a background thread that gives offsets back waits for its turn."""
 
 
 class LogPhase(Enum):
@@ -156,6 +156,8 @@ class Wal:
         """Why nothing is acknowledged any more, if the topic was deleted."""
         self._unhealed: str | None = None
         """Why the last healing failed, without its numbers."""
+        self.errands: dict[Callable[[], None], None] = {}
+        """What background workers have left to the thread that has the commit lock: see `add_errand`."""
         self._space = FreeSpace(writer.disk, place.directory, place, settings.free_bytes_min)
 
     # State
@@ -222,6 +224,8 @@ class Wal:
                     claims.pop(None, None)
                     offset = self._append_alone(row)
                     if offset is not None:
+                        if self.errands:
+                            self._do_errands()
                         return offset
                     # Others wait for this thread, whether or not there is room for its own record.
                     try:
@@ -318,6 +322,12 @@ class Wal:
         self.group.commit()
 
     def _commit(self) -> None:
+        """Commit what waits, and then do what was left for the holder of the commit lock, which the caller is."""
+        self._commit_queued()
+        if self.errands:
+            self._do_errands()
+
+    def _commit_queued(self) -> None:
         """Write, publish and acknowledge what waits, in this order, or fail it. The caller holds the commit lock.
 
         What is acknowledged and cannot be written stays in the queue; see `_fail_queued`.
@@ -438,6 +448,8 @@ class Wal:
             if not isinstance(error, OSError | ForebayError):
                 raise
         finally:
+            if self.errands:
+                self._do_errands()
             self.group.lock.release()
 
     def note_dirty(self) -> None:
@@ -526,7 +538,7 @@ class Wal:
         On return `head` is there too, so that readers go on, and the log says that history has the offsets in between.
         Raises `Unavailable` if no new file could be begun; it may then be repeated.
         """
-        self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
+        self._await_background_sync()
         with self.group.lock:
             self.check_writable()
             if not self.queue.is_empty:
@@ -552,7 +564,7 @@ class Wal:
         """
         is_free = False
         try:
-            is_free = self.group.lock.acquire(timeout=NOTE_WAIT_SECONDS)
+            is_free = self.group.lock.acquire(timeout=GIVE_BACK_SECONDS)
             if not is_free or self.state.phase is not LogPhase.OPEN:
                 return None
             return self.queue.if_idle_at(end, lambda: self.writer.give_back(end))
@@ -780,65 +792,106 @@ class Wal:
         with self.group.lock:
             if self.state.phase is not LogPhase.OPEN or self.writer.syncing:
                 return None
+            target = self.writer.begin_background_sync()
+            # Last: an interrupt (Ctrl-C) before this leaves the log dirty.
             self.dirty_since = None
-            return self.writer.begin_background_sync()
+            return target
+
+    def withdraw_background_sync(self) -> None:
+        """The sync that has begun is not done: the log is as dirty as before. The caller holds the commit lock."""
+        self.writer.withdraw_background_sync()
+        self.note_dirty()
 
     def report_background_sync(self, target: SyncTarget, error: OSError | None) -> None:
         """Answer the threads that wait for this sync to return. Waits for nothing."""
         self.writer.report_background_sync(target, error)
 
     def end_background_sync(self, target: SyncTarget) -> None:
-        """This sync has succeeded. A log that other threads write for long goes without: the next sync says the same.
+        """This sync has succeeded. Waits for nothing: if another thread has the log, that one notes it.
 
-        Called by a background worker, which no interrupt (Ctrl-C) reaches, and which has other shards to sync.
+        Called by a background worker, which no interrupt (Ctrl-C) reaches.
         """
         self.report_background_sync(target, None)
-        is_free = False
+        self.add_errand(self._act_on_sync)
+
+    def fail_background_sync(self, target: SyncTarget, error: OSError) -> None:
+        """This sync has failed: what it covered may never reach the disk. Waits for nothing, as `end_background_sync`.
+
+        Until that was acted on the sync counts as under way: a thread that wants to sync the file fails with it, and
+        no new file is begun.
+        """
+        self.report_background_sync(target, error)
+        self.add_errand(self._act_on_sync)
+
+    def _act_on_sync(self) -> None:
+        """Go by the outcome of a background sync that has returned, if there is one. The caller holds the commit lock.
+
+        A failure says nothing of a copy that has replaced the file meanwhile.
+        """
+        returned = self.writer.returned_sync
+        if returned is None:
+            return
+        target, error = returned
         try:
-            is_free = self.group.lock.acquire(timeout=NOTE_WAIT_SECONDS)
-            if is_free:
+            if error is None:
                 self.writer.note_synced(target)
                 if not self.closed:
                     self.show()
             else:
-                self.note_dirty()
+                self.fail_file(target.active, error)
         finally:
-            if is_free:
-                self.group.lock.release()
             self.writer.end_background_sync(target)
 
-    def fail_background_sync(self, target: SyncTarget, error: OSError) -> None:
-        """This sync has failed: what it covered may never reach the disk.
-
-        Where other threads write the log for long, `Upkeep.finish` calls this again. Until then the sync counts as
-        under way: a thread that wants to sync the file fails with it, and no new file is begun.
-        """
-        self.report_background_sync(target, error)
-        is_noted = True
-        try:
-            is_noted = self.fail_file(target.active, error)
-        finally:
-            if is_noted:
-                self.writer.end_background_sync(target)
-            else:
-                self._on_dirty()
-
-    def fail_file(self, file: ActiveFile, error: OSError) -> bool:
-        """A background sync of `file` has failed: it cannot be trusted, unless a copy has replaced it meanwhile.
-
-        False, with nothing done, if other threads write the log for too long: the caller has other shards to sync.
-        """
-        is_free = False
-        try:
-            is_free = self.group.lock.acquire(timeout=NOTE_WAIT_SECONDS)
-            if is_free and self.state.phase is LogPhase.OPEN and file is self.writer.active:
+    def fail_file(self, file: ActiveFile, error: OSError) -> None:
+        """A sync of `file` has failed: it cannot be trusted, unless a copy has replaced it meanwhile."""
+        with self.group.lock:
+            if self.state.phase is LogPhase.OPEN and file is self.writer.active:
                 self.writer.distrust()
                 self._fail(error)
+
+    def _await_background_sync(self) -> None:
+        """Return once no sync runs beside other work, or after a time. The caller holds no lock: appends go on."""
+        self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
+        with self.group.lock:
+            self._act_on_sync()
+        self.group.call_back()
+
+    # Errands
+
+    def add_errand(self, errand: Callable[[], None]) -> None:
+        """Have something done under the commit lock without waiting for it. It must be short, and is done once.
+
+        At once if the lock is free; else the thread that has it does it at the end of its commit. One that does not
+        look any more leaves it to the next commit, or to the next call of `do_errands`, which the caller sees to.
+        Called by background workers, which no interrupt (Ctrl-C) reaches.
+        """
+        self.errands[errand] = None
+        self.do_errands()
+
+    def do_errands(self) -> None:
+        """Do what was left, unless another thread has the log: see `add_errand`."""
+        if self.writer.returned_sync is not None:
+            # Also if the thread that was to note it was interrupted (Ctrl-C).
+            self.errands[self._act_on_sync] = None
+        is_free = False
+        try:
+            is_free = bool(self.errands) and self.group.lock.acquire(blocking=False)
+            if is_free:
+                self._do_errands()
         finally:
             if is_free:
                 self.group.lock.release()
         self.group.call_back()
-        return is_free
+
+    def _do_errands(self) -> None:
+        """The caller holds the commit lock. Their trouble is not that of the caller's append."""
+        for errand in list(self.errands):
+            # Out before it is done: the thread that left it may have taken it back, and then it is not done.
+            if self.errands.pop(errand, self) is None:
+                try:
+                    errand()
+                except Exception:
+                    logger.exception("%s: what a background worker left to do has failed", self.writer.place)
 
     def mark(self) -> None:
         """Write down how far the log is durable, if the file does not say so yet."""
@@ -957,7 +1010,7 @@ class Wal:
         self.commit()
         if self.state.phase is LogPhase.FAILED:
             self.heal()
-        self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
+        self._await_background_sync()
         with self.group.lock:
             self.check_writable()
             trouble = self.state.reason or self.stall or self.attempt(self.writer.sync)
@@ -973,7 +1026,7 @@ class Wal:
     def rotate(self) -> None:
         """Close the active file, if it has records, and begin a new one."""
         self.commit()
-        self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
+        self._await_background_sync()
         with self.group.lock:
             self.check_writable()
             self._begin_file(self.rotate_locked)

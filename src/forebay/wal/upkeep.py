@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -24,6 +25,7 @@ from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.sealing import Sealer, listed
+from forebay.wal.sync_request import SyncRequest
 from forebay.wal.tail import CachedFrame
 from forebay.wal.writer import SyncTarget
 
@@ -40,6 +42,8 @@ HEAL_RETRY_SECONDS_MAX: Final = 10.0
 """So long background sealing leaves a damaged file alone before it looks whether the sound one was restored."""
 STALL_RETRY_MS = 500
 """So often the background tries again to write acknowledged records that could not be written."""
+MOMENT_SECONDS: Final = 0.02
+"""A log that another thread has for longer than that is left for the next round."""
 AT_ONCE: Final = float("-inf")
 NEVER: Final = float("inf")
 
@@ -73,7 +77,8 @@ class Upkeep:
             self.sync()
         if was_failed:
             self._wal.heal()
-        self.finish(may_rotate=True)
+        self._wal.do_errands()
+        self.write_due(may_rotate=True)
         if self._wal.failure is None and not self._wal.closed and self._wants_sealing():
             self.seal_rotated()
 
@@ -100,15 +105,25 @@ class Upkeep:
             self._wal.committing.release()
         return not is_free
 
-    def finish(self, *, may_rotate: bool) -> None:
-        """The part after the background sync: marks, and rotation by age if that may be. Never copies a file."""
+    @property
+    def is_write_due(self) -> bool:
+        """Whether `write_due` would write: a mark, or a rotation by age."""
         wal = self._wal
-        failed = wal.writer.failed_sync
-        if failed is not None:
-            wal.fail_background_sync(*failed)
+        return wal.failure is None and not wal.closed and (self._is_mark_due or self.is_old)
+
+    @property
+    def _is_mark_due(self) -> bool:
+        """A file that says already how far the log is durable needs none, however long it is idle."""
+        active = self._wal.writer.active
+        is_unmarked = active is not None and active.marked < self._wal.writer.durable
+        return is_unmarked and self._is_due(self._wal.idle_since, self._wal.settings.mark_interval_ms)
+
+    def write_due(self, *, may_rotate: bool) -> None:
+        """Write what time asks for: marks, and rotation by age if that may be. Never copies a file."""
+        wal = self._wal
         if wal.failure is not None or wal.closed:
             return
-        if self._is_due(wal.idle_since, wal.settings.mark_interval_ms):
+        if self._is_mark_due:
             wal.mark()
         if may_rotate and self.is_old:
             with wal.committing:
@@ -180,7 +195,7 @@ class Upkeep:
         is_left = bool(wal.queue.due)
         if wal.closed or wal.fenced is not None:
             return AT_ONCE if is_left and not wal.closed else NEVER
-        if is_left or wal.failure is not None or writer.failed_sync is not None:
+        if is_left or wal.failure is not None or wal.errands or writer.returned_sync is not None:
             return AT_ONCE
         if writer.touched and writer.wants_reservation:
             return AT_ONCE
@@ -236,7 +251,7 @@ class Upkeep:
         """Make everything written durable, beside appends and readers."""
         target: SyncTarget | None = None
         try:
-            target = self._wal.begin_background_sync()
+            target = self._begun_sync()
             if target is None:
                 return
             target.active.file.sync()
@@ -248,6 +263,13 @@ class Upkeep:
                 self._wal.fail_background_sync(target, error if isinstance(error, OSError) else why)
             if not isinstance(error, OSError):
                 raise
+
+    def _begun_sync(self) -> SyncTarget | None:
+        """A sync that has begun; `None` if there is nothing to sync, or another thread keeps the log for a moment."""
+        answered = threading.Event()
+        request = SyncRequest(self._wal, answered.set)
+        answered.wait(MOMENT_SECONDS)
+        return request.end()
 
     def call_back_left(self) -> None:
         """Run the callbacks that a thread has left because it was interrupted: those that were due a round ago."""

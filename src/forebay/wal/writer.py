@@ -114,27 +114,27 @@ class BackgroundSync:
     other lock before it calls `end`, and a waiter may hold the commit lock.
     """
 
-    __slots__ = ("_changed", "_is_over", "error", "target")
+    __slots__ = ("_changed", "error", "is_over", "target")
 
     def __init__(self, target: SyncTarget, changed: threading.Condition) -> None:  # noqa: TID251 - a ranked one
         """`changed` is the writer's own: one for each sync is most of what a sync of many logs takes in memory."""
         self.target = target
         self._changed = changed
-        self._is_over = False
+        self.is_over = False
         self.error: OSError | None = None
         """Why it has failed, if so."""
 
     def end(self, error: OSError | None = None) -> None:
         """The sync has returned, or failed with `error`. Only the first call counts."""
         with self._changed:
-            if not self._is_over:
-                self.error, self._is_over = error, True
+            if not self.is_over:
+                self.error, self.is_over = error, True
             self._changed.notify_all()
 
     def wait(self, seconds_max: float) -> None:
         """Return once the sync has succeeded; `OSError` if it failed or has not returned within the time."""
         with self._changed:
-            is_over = self._changed.wait_for(lambda: self._is_over, seconds_max)
+            is_over = self._changed.wait_for(lambda: self.is_over, seconds_max)
         path = self.target.active.path
         if not is_over:
             raise OSError(errno.ETIMEDOUT, f"a sync begun before has not returned for {seconds_max:.0f} s", path)
@@ -337,6 +337,10 @@ class Writer:
         self._background = BackgroundSync(target, self._sync_over)
         return target
 
+    def withdraw_background_sync(self) -> None:
+        """The sync that was begun last, under the same commit lock, is not done."""
+        self._background = None
+
     def report_background_sync(self, target: SyncTarget, error: OSError | None) -> None:
         """Answer the threads that wait for the outcome of this sync, not of one that has begun since. Needs no lock.
 
@@ -347,10 +351,10 @@ class Writer:
             background.end(error)
 
     @property
-    def failed_sync(self) -> tuple[SyncTarget, OSError] | None:
-        """The background sync that has failed, and why, while that was not acted on."""
+    def returned_sync(self) -> tuple[SyncTarget, OSError | None] | None:
+        """The background sync that has returned and was not acted on yet, with why it has failed, if so."""
         background = self._background
-        return None if background is None or background.error is None else (background.target, background.error)
+        return None if background is None or not background.is_over else (background.target, background.error)
 
     def end_background_sync(self, target: SyncTarget) -> None:
         """The outcome of this sync was acted on: another may begin, unless one has since. Needs no lock."""
@@ -361,9 +365,12 @@ class Writer:
             self._sync_over.notify_all()
 
     def wait_for_background_sync(self, seconds_max: float) -> None:
-        """Return once no sync runs beside other work, or the time is up. The caller holds no lock: appends go on."""
+        """Return once no sync runs beside other work, or the time is up. The caller holds no lock: appends go on.
+
+        A sync that has returned may not have been acted on.
+        """
         with self._sync_over:
-            self._sync_over.wait_for(lambda: not self.syncing, seconds_max)
+            self._sync_over.wait_for(lambda: not self.syncing or self.returned_sync is not None, seconds_max)
 
     def note_synced(self, target: SyncTarget) -> None:
         """A sync that covered `target` has returned without an error."""

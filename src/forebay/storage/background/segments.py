@@ -1,6 +1,6 @@
 """The workers that look after the open shards of the segment engine, put together: each hands work on to the next ones.
 
-The sync worker looks after each shard first. It never waits, so what it finds to do is asked of the others.
+The sync worker looks after each shard first. It waits for no shard, so what it finds to do is asked of the others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from forebay.engines import OwnedShard
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.storage.background.history import HistoryWorker
+from forebay.storage.background.jobs import StorageJobs
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
 from forebay.workers import ItemWorker, Worker
@@ -32,6 +33,7 @@ class SegmentWorkers:
         settings: Settings,
         *,
         collect: Callable[[SegmentShard], object],
+        jobs: StorageJobs,
         commit_soon: Callable[[OwnedShard], None],
         on_lost: Callable[[SegmentShard], None],
         relieve: Callable[[], None],
@@ -47,7 +49,14 @@ class SegmentWorkers:
         self.seal = SealWorker(clock, self.history.notice)
         self._reserving = ItemWorker("forebay-reserving", SegmentShard.reserve_ahead, clock=clock)
         self.sync = SyncWorker(
-            disk, clock, root, settings.runtime, hand_on=self.hand_on, relieve=relieve, unsealed=self.seal.waiting
+            disk,
+            clock,
+            root,
+            settings.runtime,
+            jobs=jobs,
+            hand_on=self.hand_on,
+            relieve=relieve,
+            unsealed=self.seal.waiting,
         )
 
     @property

@@ -1,22 +1,32 @@
 """The worker that makes appends of all shards durable in the background, and rotates files that have reached their age.
 
-Nothing else is done in its thread: it asks other workers for what copies files, commits, calls back or waits for a
-store. A shard whose log is in use for longer than a moment is left for the next round.
+Its own thread goes round the shards that are due something, and waits for none of them: a log that is in use is left
+for the next round, or its sync is begun by the thread that writes it. What touches the files of one shard is a job
+with that shard as its key: a disk that hangs for some shards holds up these alone. Where many are due, one sync of
+their file system is made in the thread itself. Other workers are asked for what copies files, commits, calls back or
+waits for a store.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
 from heapq import nsmallest
+from typing import Final
 
 from forebay.appends.callbacks import left_due
+from forebay.appends.waiting import is_held
 from forebay.clock import Clock
 from forebay.disk import Disk, SyncFailedBefore
+from forebay.executor import WorkClass
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
-from forebay.wal.upkeep import AT_ONCE, NEVER
+from forebay.storage.background.jobs import StorageJobs
+from forebay.wal.sync_request import SyncRequest
+from forebay.wal.upkeep import AT_ONCE, MOMENT_SECONDS, NEVER
 from forebay.wal.writer import SyncTarget
 from forebay.workers import AtWork, ItemWorker, Worker
 
@@ -25,14 +35,19 @@ logger = logging.getLogger(__name__)
 SYNC_WORKER = "forebay-sync"
 """What the status of workers calls the thread that syncs."""
 AGE_CHECK_SECONDS = 1.0
+FAILED: Final = "%s: upkeep failed and will be tried again"
 STUCK_SECONDS = 1.0
 """A sync that takes longer is left to its thread: another goes on with the syncs of other shards."""
 SEALING_SECONDS = 5.0
 """A shard whose files another worker was asked to seal is looked at again after that, if they are not sealed yet."""
 UNSEALED_MAX = 256
 """While so many shards wait to be sealed, no file is rotated by age."""
-MOMENT_SECONDS = 0.02
-"""A shard whose log other threads use for longer than that is left for the next round."""
+BEGIN_SECONDS = 0.1
+"""So long a sync of many logs waits, once for all of them, for the threads that have some of these logs."""
+RETRY_SECONDS = 0.1
+"""A log that is in use is looked at again after that."""
+UPKEEP: Final = WorkClass(name="upkeep", threads=8, slow_s=STUCK_SECONDS, per_key=1)
+"""Marks and rotations by age, which write the file of a shard."""
 
 
 class FileSystem:
@@ -75,6 +90,7 @@ class SyncWorker:
         root: str,
         settings: RuntimeSettings,
         *,
+        jobs: StorageJobs,
         hand_on: Callable[[SegmentShard], None],
         relieve: Callable[[], None],
         unsealed: Callable[[], int] = lambda: 0,
@@ -84,6 +100,11 @@ class SyncWorker:
         `relieve` has other threads take over from workers that are stuck. `unsealed` says how many shards wait for
         the worker that seals.
         """
+        self._jobs = jobs
+        # Fewer than this many shards are synced one by one, and each of them may hang.
+        self._singly = WorkClass(name="sync", threads=settings.shards_syncfs_min, slow_s=STUCK_SECONDS, per_key=1)
+        self._handed_out: set[str] = set()
+        """Shards for which a job waits or is at work."""
         self._hand_on = hand_on
         self._filesystem = FileSystem(disk, root)
         self._clock = clock
@@ -102,7 +123,7 @@ class SyncWorker:
         self._at_work = AtWork()
         self.worker = Worker(
             SYNC_WORKER,
-            self.step,
+            self._step_with_jobs,
             clock=clock,
             interval_s=AGE_CHECK_SECONDS,
             delay_s=settings.maintenance_interval_ms / 1000,
@@ -123,21 +144,31 @@ class SyncWorker:
             self.wake(shard.ref.id)
 
     def step(self) -> None:
-        """One round over all shards that are due something.
+        """One round over all shards that are due something, in the calling thread alone. Called by tests."""
+        self._step(self._do)
 
-        Callbacks that become due are called by a thread of their own, without any lock: they may open or delete
-        topics, which waits for a round, and they may take long.
-        """
+    def _step_with_jobs(self) -> None:
+        """One round, in which other threads do what touches the files of a shard."""
+        self._step(self._hand_out)
+
+    def _step(self, do: Callable[[WorkClass, SegmentShard], None]) -> None:
         self._relieve()
         self.find_old()
+        self._with_callbacks(partial(self._round, do))
+        if self._busy:
+            self.worker.wake()
+
+    def _with_callbacks(self, work: Callable[[], list[SegmentShard]]) -> None:
+        """Work on shards. Callbacks that become due are called by a thread of their own, without any lock.
+
+        They may open or delete topics, which waits for the work, and they may take long.
+        """
         with left_due() as queues:
-            shards = self._round()
+            shards = work()
         left = {id(queue) for queue in queues}
         for shard in shards:
             if id(shard.wal.queue.due) in left:
                 self._callbacks.ask(shard)
-        if self._busy:
-            self.worker.wake()
 
     def find_old(self) -> None:
         """Files reach their age without anything happening to them: look at all shards once the first may have.
@@ -177,46 +208,89 @@ class SyncWorker:
         self.drop(shard_id)
         self._at_work.wait_idle(shard_id)
 
-    def _round(self) -> list[SegmentShard]:
+    def _round(self, do: Callable[[WorkClass, SegmentShard], None]) -> list[SegmentShard]:
         now = self._clock.monotonic()
         looked_at = [self._watched.get(shard_id) for shard_id, at in self._busy.copy().items() if at <= now]
-        shards = [shard for shard in looked_at if shard is not None]
-        due = [shard for shard in shards if shard.upkeep.is_sync_due]
-        singly = set(due)
-        if len(due) >= self._settings.shards_syncfs_min:
-            together = [shard for shard in due if self._filesystem.holds(shard)]
+        shards = [shard for shard in looked_at if shard is not None and shard.ref.id not in self._handed_out]
+        together = {shard for shard in shards if shard.upkeep.is_sync_due}
+        if len(together) >= self._settings.shards_syncfs_min:
+            together = {shard for shard in together if self._filesystem.holds(shard)}
             self.sync_together(together)
-            singly -= set(together)
+        else:
+            together.clear()
         for shard in shards:
             if not self.worker.goes_on():
                 break
-            with self._at_work.at(shard.ref.id) as is_free:
-                if is_free and self._is_watched(shard) and not shard.upkeep.is_in_use(MOMENT_SECONDS):
-                    self._look_after(shard, is_sync_due=shard in singly)
+            if shard.upkeep.is_sync_due and shard not in together:
+                do(self._singly, shard)
+            elif shard.upkeep.is_write_due:
+                do(UPKEEP, shard)
+            else:
+                self._look_after(shard)
         return shards
 
-    def _look_after(self, shard: SegmentShard, *, is_sync_due: bool) -> None:
-        """One shard's trouble is logged and does not stop the others."""
+    def _hand_out(self, kind: WorkClass, shard: SegmentShard) -> None:
+        """Have another thread do this work for the shard, which no round looks at meanwhile."""
+        self._handed_out.add(shard.ref.id)
+
+        def work() -> None:
+            try:
+                self._with_callbacks(partial(self._done, kind, shard))
+            finally:
+                self._handed_out.discard(shard.ref.id)
+                if shard.ref.id in self._busy:
+                    self.worker.wake()
+
+        if not self._jobs.start(kind, shard.ref.id, work):
+            self._handed_out.discard(shard.ref.id)
+
+    def _done(self, kind: WorkClass, shard: SegmentShard) -> list[SegmentShard]:
+        self._do(kind, shard)
+        return [shard]
+
+    def _do(self, kind: WorkClass, shard: SegmentShard) -> None:
+        """Sync or write the shard's file, unless other threads write it for longer than a moment."""
+        with self._at_work.at(shard.ref.id) as is_free:
+            if not is_free or not self._is_watched(shard):
+                return
+            try:
+                if kind is self._singly:
+                    shard.upkeep.sync()
+                if shard.upkeep.is_write_due and not shard.upkeep.is_in_use(MOMENT_SECONDS):
+                    shard.upkeep.write_due(may_rotate=self._unsealed() < UNSEALED_MAX)
+            except Exception as error:
+                logger.exception(FAILED, shard.ref)
+                self.worker.note_failure(error)
+        self._look_after(shard)
+
+    def _look_after(self, shard: SegmentShard) -> None:
+        """What needs no file: callbacks, and what other workers are asked for. Waits for nothing.
+
+        One shard's trouble is logged and does not stop the others.
+        """
         next_at = AT_ONCE
-        try:
-            shard.upkeep.call_back_left()
-            if is_sync_due:
-                shard.upkeep.sync()
-            shard.upkeep.finish(may_rotate=self._unsealed() < UNSEALED_MAX)
-            # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
-            self._busy.pop(shard.ref.id, None)
-            if self._is_watched(shard):
-                self._hand_on(shard)
-            next_at = shard.upkeep.due_at
-            if shard.upkeep.rotated():
-                # Another worker was asked to seal them. Where that fails, it is asked again.
-                next_at = min(next_at, self._clock.monotonic() + SEALING_SECONDS)
-            self._note_age(shard)
-        except Exception as error:
-            logger.exception("%s: upkeep failed and will be tried again", shard.ref)
-            self.worker.note_failure(error)
-        if next_at < NEVER:
-            self._enlist(shard, next_at)
+        with self._at_work.at(shard.ref.id) as is_free:
+            if not is_free or not self._is_watched(shard):
+                return
+            try:
+                shard.upkeep.call_back_left()
+                shard.wal.do_errands()
+                # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
+                self._busy.pop(shard.ref.id, None)
+                if self._is_watched(shard):
+                    self._hand_on(shard)
+                next_at = shard.upkeep.due_at
+                if is_held(shard.wal.committing):
+                    next_at = max(next_at, self._clock.monotonic() + RETRY_SECONDS)
+                if shard.upkeep.rotated():
+                    # Another worker was asked to seal them. Where that fails, it is asked again.
+                    next_at = min(next_at, self._clock.monotonic() + SEALING_SECONDS)
+                self._note_age(shard)
+            except Exception as error:
+                logger.exception(FAILED, shard.ref)
+                self.worker.note_failure(error)
+            if next_at < NEVER:
+                self._enlist(shard, next_at)
 
     def wake(self, shard_id: str) -> None:
         """The shard may have work. Called by its log, under that log's locks; nothing if the shard is not watched."""
@@ -246,7 +320,7 @@ class SyncWorker:
     def _is_watched(self, shard: SegmentShard) -> bool:
         return self._watched.get(shard.ref.id) is shard
 
-    def sync_together(self, shards: list[SegmentShard]) -> None:
+    def sync_together(self, shards: Collection[SegmentShard]) -> None:
         """Many dirty files: one sync of their file system costs less than one each.
 
         Whatever happens, each sync that was begun gets its outcome: until then the log's own syncs wait for it.
@@ -255,11 +329,7 @@ class SyncWorker:
         failure: OSError | None = OSError(errno.EINTR, "a sync was interrupted")
         with self._at_work.at_many(shard.ref.id for shard in shards) as free:
             try:
-                for shard in shards:
-                    if shard.ref.id in free and not shard.upkeep.is_in_use(MOMENT_SECONDS):
-                        target = shard.wal.begin_background_sync()
-                        if target is not None:
-                            targets.append((shard, target))
+                targets = self._begun([shard for shard in shards if shard.ref.id in free])
                 failure = self._filesystem.sync()
             finally:
                 # All of them first: a log that another thread writes for long keeps no other from its answer.
@@ -269,6 +339,17 @@ class SyncWorker:
                 for (shard, target), outcome in zip(targets, outcomes, strict=True):
                     self._end_sync(shard, target, outcome)
 
+    def _begun(self, shards: list[SegmentShard]) -> list[tuple[SegmentShard, SyncTarget]]:
+        """Begin the syncs of these shards; those that have begun. Waits once for all logs in use."""
+        answers = threading.Semaphore(0)
+        requests = [(shard, SyncRequest(shard.wal, answers.release)) for shard in shards]
+        deadline = self._clock.monotonic() + BEGIN_SECONDS
+        for _ in requests:
+            if not answers.acquire(timeout=max(0.0, deadline - self._clock.monotonic())):
+                break
+        ended = [(shard, request.end()) for shard, request in requests]
+        return [(shard, target) for shard, target in ended if target is not None]
+
     def _end_sync(self, shard: SegmentShard, target: SyncTarget, failure: OSError | None) -> None:
         try:
             if failure is None:
@@ -276,7 +357,7 @@ class SyncWorker:
             else:
                 shard.wal.fail_background_sync(target, failure)
         except Exception as error:
-            logger.exception("%s: upkeep failed and will be tried again", shard.ref)
+            logger.exception(FAILED, shard.ref)
             self.worker.note_failure(error)
 
 
