@@ -144,14 +144,18 @@ class Exporter:
             self._catalog.extend(self.origin.epoch, [self._gap(gap)])
             self.exported = gap.stop
 
-    def lag(self, files: FileList) -> Lag:
-        """How much is sealed and not exported yet, as far as the frontier is known here."""
+    def lag(self, files: FileList, *, reads: bool = True) -> Lag:
+        """How much is sealed and not exported yet, as far as the frontier is known here.
+
+        Unless it `reads`, it asks no disk: files whose index was not read before have no size.
+        """
         pending = self._behind(files)
         size = 0
         for file in pending:
             # One whose index is damaged has no size here; the status of the shard names it.
             with suppress(Corrupt, UnsupportedFormat, OSError):
-                size += file.footer.segment_bytes
+                footer = file.footer if reads else file.known_footer
+                size += 0 if footer is None else footer.segment_bytes
         return Lag(len(pending), sum(file.end - file.start for file in pending), size)
 
     def unexported(self, files: FileList) -> list[str]:

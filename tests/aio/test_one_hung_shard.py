@@ -14,6 +14,8 @@ import forebay.aio
 from forebay import EARLIEST, LATEST
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import READ
+from forebay.blobs.directory import DirectoryStore
+from forebay.catalog.metered import MeteredMetadata
 from forebay.disk.descriptors import SystemFile
 from tests.aio.test_aio import collected
 from tests.support.waiting import PATIENCE, async_until
@@ -30,6 +32,11 @@ HUNG: Final[dict[str, Callable[[AsyncLog, AsyncTopic], Awaitable[object]]]] = {
     "delete_by_key": lambda _, topic: topic.delete_by_key(b"none"),
     "export": lambda log, topic: log.export_topic(topic.name),
     "lookup": lambda _, topic: collected(topic.read_by_key(b"k")),
+    "commit": lambda log, topic: log.group("g").commit(topic.name, 1),
+    "alter_topic": lambda log, topic: log.alter_topic(topic.name, cap_records=1000),
+    "reader": lambda _, topic: topic.reader("r").ack_up_to(1),
+    "segments": lambda log, topic: log.segments(topic.name),
+    "recorded": lambda log, topic: log.recorded(topic.name),
 }
 VERBS: Final[dict[str, Callable[[AsyncLog, AsyncTopic], Awaitable[object]]]] = {
     "create_topic": lambda log, _: log.create_topic("new"),
@@ -71,62 +78,99 @@ async def _taken(topic: AsyncTopic) -> int:
         return await consumer.ack(*await consumer.take(wait_s=ANSWER_SECONDS))
 
 
-class HungFiles:
-    """Files of one topic are neither written, synced nor read from `hang` on until `answers` is set."""
+class HungPlace:
+    """Calls at one place that concern one topic hang from `hang` on until `answers` is set."""
 
-    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+    def __init__(self, patched: pytest.MonkeyPatch, place: str) -> None:
         self.answers, self.held = threading.Event(), threading.Event()
-        self._hung: str | None = None
-        for name in ("write_at", "sync", "read_at"):
-            patched.setattr(SystemFile, name, self._hanging(getattr(SystemFile, name)))
+        self._hung: tuple[str, ...] = ()
+        where, names = PLACES[place]
+        for name in names:
+            patched.setattr(where, name, self._hanging(getattr(where, name)))
 
     def hang(self, topic: AsyncTopic) -> None:
-        self._hung = f"/{topic.spec.topic_id}_"
+        self._hung = (f"{topic.spec.topic_id}", f"{topic.spec.name}".replace("/", "%2F"), f"{topic.spec.name}")
 
     def _hanging(self, whole: Any) -> Any:
-        def call(file: SystemFile, *given: Any, **named: Any) -> Any:
-            if self._hung is not None and self._hung in file.path and not self.answers.is_set():
-                self.held.set()
-                assert self.answers.wait(PATIENCE)
-            return whole(file, *given, **named)
+        def call(place: Any, *given: Any, **named: Any) -> Any:
+            if self._hung and not self.answers.is_set():
+                concerned = f"{getattr(place, 'path', '')} {given} {named}"
+                if any(name in concerned for name in self._hung):
+                    self.held.set()
+                    assert self.answers.wait(PATIENCE)
+            return whole(place, *given, **named)
 
         return call
 
 
+PLACES: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
+    "files": (SystemFile, ("write_at", "sync", "read_at")),
+    "store": (DirectoryStore, ("put_if_absent", "upload", "get_range", "get_ranges", "read", "list", "stat", "delete")),
+    "metadata": (MeteredMetadata, ("get", "range", "transaction")),
+}
+FIRST: Final[dict[str, Callable[[AsyncLog, AsyncTopic], Awaitable[object]]]] = {
+    "files": lambda _, topic: topic.append(b"held up"),
+    "store": lambda log, topic: log.export_topic(topic.name),
+    "metadata": lambda log, topic: log.group("g").commit(topic.name, 1),
+}
+"""What is called first, and hangs."""
+
+
+@pytest.fixture(params=sorted(PLACES))
+def place(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def files(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungFiles]:
-    found = HungFiles(monkeypatch)
+def hung_place(place: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[HungPlace]:
+    found = HungPlace(monkeypatch, place)
     yield found
     found.answers.set()
 
 
 @pytest.mark.slow
-def test_every_verb_goes_on_for_another_topic_while_calls_at_a_hung_one_wait(tmp_path: Path, files: HungFiles) -> None:
+def test_every_verb_goes_on_for_another_topic_while_calls_at_a_hung_one_wait(
+    tmp_path: Path, hung_place: HungPlace, place: str
+) -> None:
+    settings = forebay.Settings.load(
+        overrides={
+            "storage": {"mode": "shared_fs"},
+            "store": {"root": f"{tmp_path}/store"},
+            "metadata": {"path": f"{tmp_path}/meta.sqlite"},
+            "wal": {"free_bytes_min": 0},
+        }
+    )
+
     async def use() -> None:
-        async with forebay.aio.open(tmp_path / "data") as log:
+        async with forebay.aio.open(tmp_path / "data", settings) as log:
             hung, other = await log.create_topic("hung"), await log.create_topic("other")
             for topic in (hung, other):
                 await topic.append(b"first", key=b"k")
-            files.hang(hung)
-            waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(hung.append(b"held up"))]
-            await async_until(files.held.is_set)
+                await topic.rotate()
+            hung_place.hang(hung)
+            waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(FIRST[place](log, hung))]
+            await async_until(hung_place.held.is_set)
             try:
                 waiting += [asyncio.ensure_future(call(log, hung)) for call in HUNG.values() for _ in range(EACH)]
                 await asyncio.sleep(0)
-                late = []
-                for name, verb in VERBS.items():
-                    try:
-                        async with asyncio.timeout(ANSWER_SECONDS):
-                            await verb(log, other)
-                    except TimeoutError:
-                        late.append(name)
-                assert late == []
-                assert not any(each.done() for each in waiting)
+                assert await late_verbs(log, other) == []
             finally:
-                files.answers.set()
+                hung_place.answers.set()
             await asyncio.gather(*waiting)
 
     asyncio.run(use())
+
+
+async def late_verbs(log: AsyncLog, topic: AsyncTopic) -> list[str]:
+    """The verbs that do not answer in time for this topic."""
+    late = []
+    for name, verb in VERBS.items():
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await verb(log, topic)
+        except TimeoutError:
+            late.append(name)
+    return late
 
 
 def test_deletes_do_not_wait_behind_copies_of_whole_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

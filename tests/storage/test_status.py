@@ -12,6 +12,7 @@ import pytest
 import forebay
 from forebay import Durations, LogStatus, Metric, aio
 from tests.support.environments.directories import shard_of
+from tests.support.waiting import until
 
 FSYNC = (("durability", "fsync"), ("engine", "segment"))
 
@@ -107,7 +108,7 @@ def test_what_is_not_history_yet_counts_until_it_is(tmp_path: Path) -> None:
         (tmp_path / "history").write_bytes(b"no directory")
         with pytest.raises(forebay.ForebayError):
             log.export_topic("a")
-        assert value(log.status(), Metric.EXPORT_LAG_BYTES, FSYNC) > 500
+        until(lambda: value(log.status(), Metric.EXPORT_LAG_BYTES, FSYNC) > 500)
         while not value(log.status(), Metric.EXPORT_LAG_SECONDS, FSYNC):
             pass  # until a millisecond has passed
         assert value(log.status(), Metric.EXPORT_LAG_SECONDS, FSYNC) < 60

@@ -19,7 +19,7 @@ class AsyncGroup:
         """`key_of` says what a call at a topic, or a partition of it, may wait for."""
         self.name = group.name
         self._group = group
-        self._run = workers.run
+        self._ask_about = workers.ask_about
         self._run_at = workers.run_at
         self._key_of = key_of
 
@@ -43,11 +43,11 @@ class AsyncGroup:
 
     async def fetch(self, topic: str | TopicName, partition: int = 0) -> int | None:
         """See `Group.fetch`."""
-        return await self._run(self._group.fetch, topic, partition)
+        return await self._ask_about(self._key_of(topic, partition), self._group.fetch, topic, partition)
 
     async def note(self, topic: str | TopicName, partition: int = 0) -> str:
         """See `Group.note`."""
-        return await self._run(self._group.note, topic, partition)
+        return await self._ask_about(self._key_of(topic, partition), self._group.note, topic, partition)
 
     async def offsets(self) -> list[GroupOffset]:
         """See `Group.offsets`."""
@@ -61,4 +61,4 @@ class AsyncGroup:
 
     async def delete(self) -> int:
         """See `Group.delete`."""
-        return await self._run(self._group.delete)
+        return await self._ask_about(f"group {self.name}", self._group.delete)

@@ -217,15 +217,15 @@ class AsyncLog:
 
     async def recorded(self, name: str | TopicName) -> list[RecordedShard]:
         """See `Storage.recorded`."""
-        return await self._workers.run(self._log.recorded, name)
+        return await self._workers.ask_about(self._key(name), self._log.recorded, name)
 
     async def check_held_here(self, name: str | TopicName, *, target: str | None = None) -> None:
         """See `Storage.check_held_here`."""
-        await self._workers.run(partial(self._log.check_held_here, name, target=target))
+        await self._workers.ask_about(self._key(name), partial(self._log.check_held_here, name, target=target))
 
     async def check_not_arrived(self, name: str | TopicName) -> None:
         """See `Storage.check_not_arrived`."""
-        await self._workers.run(self._log.check_not_arrived, name)
+        await self._workers.ask_about(self._key(name), self._log.check_not_arrived, name)
 
     async def usage(self, name: str | TopicName | None = None) -> list[TierUsage]:
         """See `Storage.usage`."""

@@ -23,11 +23,11 @@ class AsyncReader:
 
     async def offset(self, partition: int = 0) -> int | None:
         """See `Reader.offset`."""
-        return await self._workers.run(self._reader.offset, partition)
+        return await self._workers.ask_about(self._key(partition), self._reader.offset, partition)
 
     async def note(self, partition: int = 0) -> str:
         """See `Reader.note`."""
-        return await self._workers.run(self._reader.note, partition)
+        return await self._workers.ask_about(self._key(partition), self._reader.note, partition)
 
     async def ack(self, record: Record, note: str = "") -> int:
         """See `Reader.ack`."""
@@ -52,7 +52,7 @@ class AsyncReader:
 
     async def forget(self) -> None:
         """See `Reader.forget`."""
-        await self._workers.run(self._reader.forget)
+        await self._workers.ask_about(self._key(None), self._reader.forget)
 
     def read(
         self, *, start: Position = EARLIEST, partition: int | None = None, on_gap: OnGap | None = None

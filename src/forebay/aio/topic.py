@@ -643,7 +643,9 @@ class AsyncTopic:
 
     async def subscription(self, name: str) -> AsyncSubscription:
         """See `Topic.subscription`."""
-        return AsyncSubscription(await self._workers.run(self._topic.subscription, name), self._workers)
+        return AsyncSubscription(
+            await self._workers.ask_about(self._key(), self._topic.subscription, name), self._workers
+        )
 
     async def delete_subscription(self, name: str) -> None:
         """See `Topic.delete_subscription`."""
@@ -651,7 +653,7 @@ class AsyncTopic:
 
     async def subscriptions(self) -> list[SubscriptionSpec]:
         """See `Topic.subscriptions`."""
-        return await self._workers.run(self._topic.subscriptions)
+        return await self._workers.ask_about(self._key(), self._topic.subscriptions)
 
     def dead_letters(self) -> AsyncDeadLetters:
         """See `Topic.dead_letters`."""

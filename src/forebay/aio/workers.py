@@ -24,6 +24,8 @@ P = ParamSpec("P")
 
 CONTROL: Final = WorkClass(name="control", threads=8, slow_s=1.0, per_key=8)
 """Calls that ask the metadata store or memory, and nothing else: none of them may touch the disk of a shard."""
+LOOK: Final = WorkClass(name="look", threads=8, slow_s=1.0)
+"""As `control`, of one topic or group: where the metadata store hangs for its keys, others are answered."""
 SHARD: Final = WorkClass(name="shard", threads=8, slow_s=1.0)
 """Calls at the shards of a topic that are over soon: offsets, flushes, places of readers, subscriptions."""
 DEFINE: Final = WorkClass(name="define", threads=8, slow_s=1.0)
@@ -118,8 +120,12 @@ class Workers:
         return self._start(kind, key, call, CALLER.get(), None if is_patient else self._wait_s)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What a call comes to that asks the metadata store or memory, and nothing else."""
+        """What a call comes to that asks memory, or the metadata store about many topics, and nothing else."""
         return await self.start(CONTROL, METADATA, partial(call, *args, **kwargs))
+
+    async def ask_about(self, key: Hashable, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a call comes to that asks the metadata store about one topic or group, and nothing else."""
+        return await self.start(LOOK, key, partial(call, *args, **kwargs))
 
     async def run_at(self, key: Hashable, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What a call at the shards of a topic comes to."""

@@ -37,7 +37,7 @@ from forebay.shard.context import ShardContext
 from forebay.shard.deletes import Deletes
 from forebay.shard.tiers import PAGE_BYTES
 from forebay.topics import ShardRef
-from forebay.wal.files import SealedFile
+from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file, expired
 
@@ -128,6 +128,8 @@ class ShardHistory:
         """The generation of the catalog in which no file is left that was compacted."""
         self.error: str | None = None
         self.errors = 0
+        self._unreadable: dict[str, str] = {}
+        """By path, why the index of a file could not be read."""
         self._loads_before: dict[str, int] | None = None if past.exported else {}
         """The bulk loads that history had at the first look since the shard was opened; `None` before that look."""
         self._loads_since: dict[str, int] = {}
@@ -350,13 +352,15 @@ class ShardHistory:
         """The keys that local files which history lacks have, or will have, in the store."""
         return self._exporter.unexported(self._wal.files)
 
-    def status(self) -> ExportStatus:
-        """How far it has come."""
+    def status(self, *, reads: bool = True) -> ExportStatus:
+        """How far it has come. Unless it `reads`, it asks no disk: files that `learn` has not read are left out."""
+        if reads:
+            self.learn()
         exporter = self._exporter
         lag_bytes, lag_since, damage = self._lag()
         return ExportStatus(
             exported=exporter.exported,
-            behind=exporter.lag(self._wal.files),
+            behind=exporter.lag(self._wal.files, reads=reads),
             lag_bytes=lag_bytes,
             lag_since=lag_since,
             objects=exporter.objects,
@@ -365,19 +369,31 @@ class ShardHistory:
             error=damage or self.error,
         )
 
+    def learn(self) -> None:
+        """Read what `status` says of full files that are not history yet, once for each. It may wait for the disk."""
+        for file in self._unfinished():
+            if isinstance(file, SealedFile) and file.known_footer is None:
+                try:
+                    _ = file.footer
+                except (Corrupt, UnsupportedFormat, OSError) as error:
+                    self._unreadable[file.path] = f"{file.path}: {error}"
+
+    def _unfinished(self) -> list[LogFile | SealedFile]:
+        """Full files that are not history yet."""
+        active, exported = self._wal.writer.active, self.exported
+        files = self._wal.files.reaching(exported)
+        return [file for file in files if file is not active and file.end > max(file.start, exported)]
+
     def _lag(self) -> tuple[int, int | None, str | None]:
         """Bytes of full files that are not history yet, when the oldest of them was appended to last, and what is
-        wrong with the first of them whose index cannot be read: it is left out of both.
+        wrong with the first of them whose index cannot be read: it is left out of both. Asks no disk.
         """
         size, times, damage = 0, list[int](), None
-        for file in self._wal.files.reaching(self.exported):
-            if file is self._wal.writer.active or file.end == file.start or file.end <= self.exported:
-                continue
+        for file in self._unfinished():
             if isinstance(file, SealedFile):
-                try:
-                    footer = file.footer
-                except (Corrupt, UnsupportedFormat, OSError) as error:
-                    damage = damage or f"{file.path}: {error}"
+                footer = file.known_footer
+                if footer is None:
+                    damage = damage or self._unreadable.get(file.path)
                     continue
                 size += footer.segment_bytes
                 times.append(footer.appended_max)

@@ -64,12 +64,12 @@ class LogStatus:
     """Counters and histograms never fall while the log is open, whatever becomes of the partition they were made by."""
 
 
-def partition_statuses(shards: Iterable[OwnedShard]) -> tuple[PartitionStatus, ...]:
-    """How these partitions fare; one that is closed meanwhile is left out."""
+def partition_statuses(shards: Iterable[OwnedShard], *, reads: bool = True) -> tuple[PartitionStatus, ...]:
+    """How these partitions fare; one that is closed meanwhile is left out. Unless it `reads`, it asks no disk."""
     found = []
     for shard in shards:
         try:
-            found.append(_status_of(shard))
+            found.append(_status_of(shard, reads=reads))
         except Closed:
             continue
     return tuple(found)
@@ -114,7 +114,7 @@ def gauges(partitions: Iterable[PartitionStatus], workers: Iterable[WorkerStatus
     ]
 
 
-def _status_of(shard: OwnedShard) -> PartitionStatus:
+def _status_of(shard: OwnedShard, *, reads: bool) -> PartitionStatus:
     spec = shard.ref.spec
     log = shard if isinstance(shard, SegmentShard) else None
     return PartitionStatus(
@@ -128,5 +128,5 @@ def _status_of(shard: OwnedShard) -> PartitionStatus:
         offsets=shard.offsets(),
         segments=0 if log is None else len(log.wal.files.all),
         cache_bytes=0 if log is None else log.wal.tail.cache.bytes,
-        export=None if log is None else log.history.status(),
+        export=None if log is None else log.history.status(reads=reads),
     )

@@ -460,7 +460,8 @@ class Storage:
         return noted_values(self.metadata, prefix=self.settings.metadata.prefix)
 
     def status(self) -> LogStatus:
-        """How the log fares: open partitions, background workers, counters. Opens nothing and asks no other machine.
+        """How the log fares: open partitions, background workers, counters. Opens nothing, asks no other machine and
+        reads no file: how far the export of a file is behind that was just sealed or found is known a second later.
 
         Lags of cursors are some seconds old, for a worker looks at the metadata store; the first call waits for that,
         a second at most.
@@ -468,7 +469,7 @@ class Storage:
         self._lifetime.check()
         backend = self._backend
         shards = backend.shards.all()
-        found = partition_statuses(shards)
+        found = partition_statuses(shards, reads=False)
         workers = backend.background.status()
         return LogStatus(
             path=backend.path,

@@ -310,6 +310,11 @@ class SealedFile(SealedSegment):
                 raise Corrupt(f'the index of {self.path} has no sound footer: run "forebay repair"')
         return self._footer
 
+    @property
+    def known_footer(self) -> index_format.Footer | None:
+        """The footer if it was read before; asks no disk."""
+        return self._footer
+
 
 def read_footer(disk: Disk, path: str) -> index_format.Footer | None:
     """The footer of an index file; `None` if it does not check."""

@@ -169,4 +169,5 @@ class HistoryWorker:
 
 
 def _step_if_due(now: float, shard: SegmentShard) -> bool:
+    shard.history.learn()
     return shard.history.is_due(now) and shard.history.step()
