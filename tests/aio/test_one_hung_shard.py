@@ -14,10 +14,8 @@ import forebay.aio
 from forebay import EARLIEST, LATEST
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import READ
-from forebay.blobs.directory import DirectoryStore
-from forebay.catalog.metered import MeteredMetadata
-from forebay.disk.descriptors import SystemFile
 from tests.aio.test_aio import collected
+from tests.support.hanging import PLACES, HungPlace
 from tests.support.waiting import PATIENCE, async_until
 
 ANSWER_SECONDS: Final = 30.0
@@ -78,36 +76,6 @@ async def _taken(topic: AsyncTopic) -> int:
         return await consumer.ack(*await consumer.take(wait_s=ANSWER_SECONDS))
 
 
-class HungPlace:
-    """Calls at one place that concern one topic hang from `hang` on until `answers` is set."""
-
-    def __init__(self, patched: pytest.MonkeyPatch, place: str) -> None:
-        self.answers, self.held = threading.Event(), threading.Event()
-        self._hung: tuple[str, ...] = ()
-        where, names = PLACES[place]
-        for name in names:
-            patched.setattr(where, name, self._hanging(getattr(where, name)))
-
-    def hang(self, topic: AsyncTopic) -> None:
-        self._hung = (f"{topic.spec.topic_id}", f"{topic.spec.name}".replace("/", "%2F"), f"{topic.spec.name}")
-
-    def _hanging(self, whole: Any) -> Any:
-        def call(place: Any, *given: Any, **named: Any) -> Any:
-            if self._hung and not self.answers.is_set():
-                concerned = f"{getattr(place, 'path', '')} {given} {named}"
-                if any(name in concerned for name in self._hung):
-                    self.held.set()
-                    assert self.answers.wait(PATIENCE)
-            return whole(place, *given, **named)
-
-        return call
-
-
-PLACES: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
-    "files": (SystemFile, ("write_at", "sync", "read_at")),
-    "store": (DirectoryStore, ("put_if_absent", "upload", "get_range", "get_ranges", "read", "list", "stat", "delete")),
-    "metadata": (MeteredMetadata, ("get", "range", "transaction")),
-}
 FIRST: Final[dict[str, Callable[[AsyncLog, AsyncTopic], Awaitable[object]]]] = {
     "files": lambda _, topic: topic.append(b"held up"),
     "store": lambda log, topic: log.export_topic(topic.name),
@@ -147,9 +115,9 @@ def test_every_verb_goes_on_for_another_topic_while_calls_at_a_hung_one_wait(
             for topic in (hung, other):
                 await topic.append(b"first", key=b"k")
                 await topic.rotate()
-            hung_place.hang(hung)
+            hung_place.hang((hung.spec.topic_id, str(hung.name)))
             waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(FIRST[place](log, hung))]
-            await async_until(hung_place.held.is_set)
+            await async_until(lambda: hung_place.held)
             try:
                 waiting += [asyncio.ensure_future(call(log, hung)) for call in HUNG.values() for _ in range(EACH)]
                 await asyncio.sleep(0)

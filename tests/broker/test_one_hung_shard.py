@@ -6,60 +6,37 @@ reason why it may wait.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import httpx
 import pytest
 
 import forebay
 import forebay.aio
+from forebay import Settings
 from forebay.aio.workers import READ, SHARD
 from forebay.broker.routes import Route
 from forebay.broker.table import ROUTES
-from forebay.disk.descriptors import SystemFile
 from forebay.executor import Executor
 from forebay.records import EARLIEST
 from tests.broker.test_rights import right_request
-from tests.support.brokers import RunningBroker, running_broker, server_settings
+from tests.support.brokers import RunningBroker, running_broker
+from tests.support.hanging import PLACES, HungPlace
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
-ANSWER_SECONDS: Final = 30.0
+ANSWER_SECONDS: Final = 15.0
 """In ordinary time an answer takes some milliseconds: so long only one takes that waits for what hangs."""
 ENDING: Final = ("seal_topic", "delete_topic", "delete_router", "delete_group", "delete_subscription", "unseal_topic")
 """Routes that end what others need: called last."""
 QUERIES: Final[dict[str, dict[str, str]]] = {"get_usage": {"topic": "shop/orders"}}
 """`GET /v1/usage` without a topic adds up the files of every topic, the hung ones too: it waits for their disk, and no
 other call waits for it."""
-
-
-class HungDisk:
-    """The machine's disk, where files of some topics are neither written, synced nor read until it answers again."""
-
-    def __init__(self, patched: pytest.MonkeyPatch) -> None:
-        self.answers = threading.Event()
-        self.hung: tuple[str, ...] = ()
-        self.held: set[str] = set()
-        """The topics at which a call hangs, or has hung."""
-        for name in ("write_at", "sync", "read_at"):
-            patched.setattr(SystemFile, name, self._hanging(getattr(SystemFile, name)))
-
-    def _hanging(self, whole: Any) -> Any:
-        def call(file: SystemFile, *given: Any, **named: Any) -> Any:
-            if self.hung and not self.answers.is_set():
-                for topic_id in self.hung:
-                    if topic_id in file.path:
-                        self.held.add(topic_id)
-                        assert self.answers.wait(PATIENCE)
-            return whole(file, *given, **named)
-
-        return call
 
 
 class HungCall(NamedTuple):
@@ -84,16 +61,39 @@ CALLS: Final = (
 """What used to fill the threads for administration, for reads and for jobs: all of it touches the disk."""
 
 
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungDisk]:
-    found = HungDisk(monkeypatch)
+FIRST: Final = {
+    "files": HungCall("POST", "/v1/topics/{topic}/records", 200, '[{"value": "y"}]'),
+    "store": HungCall("POST", "/v1/topics/{topic}/export", 200),
+    "metadata": HungCall("POST", "/v1/groups/billing/commit", 200, '{"topic": "{topic}", "offset": 1}'),
+}
+"""What is called first, and hangs."""
+
+
+@pytest.fixture(params=sorted(PLACES))
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[HungPlace]:
+    found = HungPlace(monkeypatch, request.param)
     yield found
     found.answers.set()
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    with forebay.open(tmp_path / "data") as log:
+def settings(tmp_path: Path) -> Settings:
+    return Settings.load(
+        None,
+        {
+            "server": {"port": 0, "heartbeat_interval_ms": 100, "reads_waiting_per_principal_max": 1000},
+            "storage": {"mode": "shared_fs"},
+            "store": {"root": f"{tmp_path}/store"},
+            "metadata": {"path": f"{tmp_path}/meta.sqlite"},
+            "wal": {"free_bytes_min": 0},
+        },
+        environment={},
+    )
+
+
+@pytest.fixture
+def data(tmp_path: Path, settings: Settings) -> Path:
+    with forebay.open(tmp_path / "data", settings) as log:
         for name in ("shop/orders", "shop/copy"):
             log.create_topic(name).append(b"first", key=b"k")
         log.topic("shop/orders").subscribe("s", start=EARLIEST)
@@ -103,29 +103,29 @@ def data(tmp_path: Path) -> Path:
 
 
 def hang(
-    broker: RunningBroker, client: httpx.Client, disk: HungDisk, pool: ThreadPoolExecutor, *, topics: int, each: int
+    broker: RunningBroker, client: httpx.Client, place: HungPlace, pool: ThreadPoolExecutor, *, topics: int, each: int
 ) -> list[tuple[HungCall, Future[httpx.Response]]]:
-    """Topics whose disk hangs from now on, with so many calls of each kind waiting at each."""
-    paths = [f"/v1/topics/hung/t{number}" for number in range(topics)]
+    """Topics at which calls hang from now on, with so many calls of each kind waiting at each."""
+    names = [f"hung/t{number}" for number in range(topics)]
+    paths = [f"/v1/topics/{name}" for name in names]
     ids = []
     for path in paths:
         assert client.put(path).status_code == 201
         assert client.post(f"{path}/records", json=[{"value": "x", "key": "k"}]).status_code == 200
+        assert client.post(f"{path}/rotate").status_code == 204
         ids.append(client.get(path).json()["topic_id"])
-    disk.hung = tuple(f"/{topic_id}_" for topic_id in ids)
+    place.hang(*zip(ids, names, strict=True))
 
     def begun(call: HungCall) -> list[tuple[HungCall, Future[httpx.Response]]]:
         headers = {"content-type": "application/json"}
-        return [
-            (call, pool.submit(client.request, call.method, f"{path}/{call.path}", content=call.body, headers=headers))
-            for path in paths
-        ]
+        asked = [(call.path.replace("{topic}", name), call.body.replace("{topic}", name)) for name in names]
+        return [(call, pool.submit(client.request, call.method, url, content=b, headers=headers)) for url, b in asked]
 
-    waiting = begun(HungCall("POST", "records", 200, '[{"value": "y"}]'))
-    until(lambda: len(disk.held) == topics)
+    waiting = begun(FIRST[place.name])
+    until(lambda: len(place.held) == topics)
     for _ in range(each):
         for call in CALLS:
-            waiting += begun(call)
+            waiting += begun(call._replace(path=f"/v1/topics/{{topic}}/{call.path}"))
     traffic = broker.process.broker.traffic
     until(lambda: traffic.under_way + sum(future.done() for _, future in waiting) >= len(waiting))
     return waiting
@@ -150,8 +150,10 @@ def stuck_threads(client: httpx.Client) -> int:
     return int(found)
 
 
-def test_a_broker_that_has_no_more_threads_for_what_hangs_says_so(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_broker(data) as broker, broker.client() as client:
+def test_a_broker_that_has_no_more_threads_for_what_hangs_says_so(
+    data: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_broker(data, settings) as broker, broker.client() as client:
         assert client.get("/v1/health").json()["status"] == "ok"
         monkeypatch.setattr(Executor, "is_degraded", property(lambda _: True))
         assert client.get("/v1/health").json()["status"] == "degraded"
@@ -160,24 +162,23 @@ def test_a_broker_that_has_no_more_threads_for_what_hangs_says_so(data: Path, mo
 
 
 @pytest.mark.parametrize(("topics", "each"), [(1, max(SHARD.threads, READ.threads)), (20, 1)])
-def test_every_route_answers_for_another_topic_while_the_disk_of_some_hangs(
-    data: Path, disk: HungDisk, topics: int, each: int
+def test_every_route_answers_for_another_topic_while_calls_at_some_hang(
+    data: Path, settings: Settings, place: HungPlace, topics: int, each: int
 ) -> None:
-    settings = server_settings(heartbeat_interval_ms=100, reads_waiting_per_principal_max=1000)
     with (
         running_broker(data, settings) as broker,
         ThreadPoolExecutor(400) as pool,
         httpx.Client(base_url=broker.url, timeout=PATIENCE, limits=httpx.Limits(max_connections=None)) as client,
     ):
         try:
-            waiting = hang(broker, client, disk, pool, topics=topics, each=each)
+            waiting = hang(broker, client, place, pool, topics=topics, each=each)
             found = statuses_elsewhere(client)
             assert found.keys() == {route.name for route in ROUTES}
             assert {name: status for name, status in found.items() if status >= 500} == {}
             until(lambda: stuck_threads(client) > 0)
             assert client.get("/v1/health").json()["status"] == "ok", "there are threads for others"
         finally:
-            disk.answers.set()
+            place.answers.set()
         ended = Counter((call, future.result(PATIENCE).status_code) for call, future in waiting)
         wrong = {(call, status) for call, status in ended if status not in (call.status, 503)}
         assert wrong == set()

@@ -341,12 +341,16 @@ class SyncWorker:
 
     def _begun(self, shards: list[SegmentShard]) -> list[tuple[SegmentShard, SyncTarget]]:
         """Begin the syncs of these shards; those that have begun. Waits once for all logs in use."""
-        answers = threading.Semaphore(0)
-        requests = [(shard, SyncRequest(shard.wal, answers.release)) for shard in shards]
-        deadline = self._clock.monotonic() + BEGIN_SECONDS
-        for _ in requests:
-            if not answers.acquire(timeout=max(0.0, deadline - self._clock.monotonic())):
-                break
+        unanswered, answered = [shard.ref for shard in shards], threading.Event()
+
+        def note() -> None:
+            unanswered.pop()
+            if not unanswered:
+                answered.set()
+
+        requests = [(shard, SyncRequest(shard.wal, note)) for shard in shards]
+        if unanswered:
+            answered.wait(BEGIN_SECONDS)
         ended = [(shard, request.end()) for shard, request in requests]
         return [(shard, target) for shard, target in ended if target is not None]
 
