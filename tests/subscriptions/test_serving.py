@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 import msgspec
+import numpy as np
 import pytest
 
 import forebay
@@ -729,9 +733,9 @@ def test_what_was_out_comes_together_once_a_consumer_has_kept_one_for_the_first_
 def test_a_loop_takes_ahead_of_a_quick_body_and_not_of_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, counts, put = ManualClock(), list[int](), TakenAhead.put
 
-    def counted(ahead: TakenAhead, found: Sequence[DeliveredRecord], now: float) -> None:
+    def counted(ahead: TakenAhead, found: Sequence[DeliveredRecord], now: float, ack_timeout_ms: int) -> None:
         counts.append(len(found))
-        put(ahead, found, now)
+        put(ahead, found, now, ack_timeout_ms)
 
     monkeypatch.setattr(TakenAhead, "put", counted)
     with forebay.Storage.open(":memory:", forebay.Settings(), clock=clock) as log:
@@ -750,6 +754,52 @@ def test_a_loop_takes_ahead_of_a_quick_body_and_not_of_a_slow_one(monkeypatch: p
 
     assert counts[:8] == [1, 2, 4, 8, 16, 32, 64, 100]
     assert counts[-10:] == [1] * 10
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared", "key_shared"])
+def test_a_loop_that_acknowledges_each_record_makes_few_calls_for_it(mode: Any) -> None:
+    """Arrays of one record, and a lock that was taken several times, made fifty of them."""
+    clock, count = ManualClock(), 400
+    with forebay.Storage.open(":memory:", forebay.Settings(), clock=clock) as log:
+        topic = topic_in(log, 1)
+        topic.append_many([b"x"] * 2 * count, keys=[b"%d" % (number % 7) for number in range(2 * count)])
+        with topic.subscribe("billing", start=EARLIEST, mode=mode).consumer() as consumer:
+            consumer.ack(*consumer.take(1))
+            clock.advance(3)
+            records = consumer.each(wait_s=0.0)
+            for _ in range(count):
+                consumer.ack(next(records))
+
+            with CountedCalls() as counted:
+                for _ in range(count):
+                    assert consumer.ack(next(records)) == 1
+
+            records.close()
+            assert counted.of_numpy <= count, "of a take, which is of many, and of nothing else"
+            assert counted.of_forebay <= 30 * count
+
+
+class CountedCalls:
+    """Calls that a block makes in this thread: of functions of Forebay but its checked locks, and of numpy's arrays."""
+
+    def __init__(self) -> None:
+        self.of_forebay = self.of_numpy = 0
+
+    def _note(self, frame: FrameType, event: str, called: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call":
+            self.of_forebay += "/forebay/" in name and not name.endswith("/locks.py")
+        elif event == "c_call":
+            # `item` is one number of an array, and makes none.
+            owner = getattr(called, "__self__", None)
+            self.of_numpy += isinstance(owner, np.ndarray | np.ufunc) and called.__name__ != "item"
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
 
 
 def test_what_was_taken_ahead_is_given_back_before_others_get_it_by_the_ack_time_out() -> None:

@@ -366,6 +366,39 @@ def test_the_first_ready_record_of_a_key_is_found_whatever_became_of_those_befor
     assert it.take(C, 2, 0).offsets == [6, 7]
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_an_ack_of_one_record_does_what_an_ack_of_many_does(seed: int, *, by_key: bool) -> None:
+    """A record named twice is acknowledged by the way of many: two windows that go the two ways stay alike."""
+    chance, now = random.Random(seed), 0
+    limits = WindowLimits(records_max=40, ack_timeout_ms=20, backoff_min_ms=3, backoff_max_ms=8, deliveries_max=4)
+    one, many = Window(0, limits, by_key=by_key), Window(0, limits, by_key=by_key)
+
+    for _ in range(300):
+        now += chance.randrange(6)
+        consumer, offset, count = (
+            chance.choice((A, B, C)),
+            one.cursor + chance.randrange(-2, 24),
+            chance.randrange(1, 9),
+        )
+        end = one.end + count
+        slots = np.array([chance.choice((1, 2, 3, KEYLESS)) for _ in range(count)], np.uint16) if by_key else None
+        match chance.randrange(6):
+            case 0:
+                one.offer(one.end, [(one.end, end)], end, slots)
+                many.offer(many.end, [(many.end, end)], end, slots)
+            case 1:
+                assert one.take(consumer, count, now) == many.take(consumer, count, now)
+            case 2:
+                assert one.nack(consumer, [offset], now) == many.nack(consumer, [offset], now)
+            case _:
+                assert one.ack(consumer, [offset]) == many.ack(consumer, [offset, offset])
+        assert (one.cursor, one.end, one.counts, one.due) == (many.cursor, many.end, many.counts, many.due)
+        assert [one.held_by(each) for each in (A, B, C)] == [many.held_by(each) for each in (A, B, C)]
+        assert list(one.acked()) == list(many.acked()) and one.attempts(99) == many.attempts(99)
+        assert one.is_free(now) == many.is_free(now) and one.due_holders() == many.due_holders()
+
+
 # The model
 
 

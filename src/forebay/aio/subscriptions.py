@@ -189,7 +189,7 @@ class AsyncConsumer:
         self._give_back_ahead()
         try:
             while not self._is_closed:
-                delivered = ahead.pop(clock.monotonic(), self._driver.spec.ack_timeout_ms)
+                delivered = ahead.pop(clock.monotonic())
                 if delivered is not None:
                     yield delivered
                     continue
@@ -197,7 +197,7 @@ class AsyncConsumer:
                 found = await self._take(self._driver.taken_ahead(ahead), wait_max)
                 if not found and wait_s is not None:
                     return
-                ahead.put(found, clock.monotonic())
+                ahead.put(found, clock.monotonic(), self._driver.spec.ack_timeout_ms)
         finally:
             self._give_back_ahead()
 
@@ -208,7 +208,7 @@ class AsyncConsumer:
 
     async def ack(self, *done: DeliveredRecord) -> int:
         """See `Consumer.ack`."""
-        return self._driver.ack(self._number, by_partition(done))
+        return self._driver.ack_delivered(self._number, done)
 
     async def ack_cumulative(self, last: DeliveredRecord) -> int:
         """See `Consumer.ack_cumulative`."""

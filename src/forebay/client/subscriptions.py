@@ -250,12 +250,12 @@ class AsyncRemoteConsumer:
         is_lossy = self._topic.spec.dispatch is TopicDispatch.NON_RELIABLE
         count = 1 if is_lossy else self.ahead.wanted(self._clock.monotonic())
         found = await self._take(count, WAIT_S if wait_s is None else wait_s)
-        self.ahead.put(found, self._clock.monotonic())
+        self.ahead.put(found, self._clock.monotonic(), self._spec.ack_timeout_ms)
         return bool(found) or wait_s is None
 
     def next_ahead(self) -> DeliveredRecord | None:
         """The next record that was taken ahead; `None` if there is none, or those left are too old."""
-        return None if self._is_closed else self.ahead.pop(self._clock.monotonic(), self._spec.ack_timeout_ms)
+        return None if self._is_closed else self.ahead.pop(self._clock.monotonic())
 
     async def give_back_ahead(self) -> None:
         """What was taken ahead and not handed out is due again at once, as if it had not been delivered."""

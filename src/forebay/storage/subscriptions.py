@@ -591,6 +591,18 @@ class SubscriptionDriver:
         """See `Consumer.ack`. Never waits."""
         return self._counted(consumer, self.dispatch.ack(consumer, done))
 
+    def ack_delivered(self, consumer: int, done: Sequence[DeliveredRecord]) -> int:
+        """See `Consumer.ack`. Never waits."""
+        if len(done) != 1:
+            return self.ack(consumer, by_partition(done))
+        record = done[0].record
+        counted, is_news = self.dispatch.ack_one(consumer, record.partition, record.offset, self._mark)
+        if is_news:
+            self._cursors.write_soon()
+        if counted:
+            self.dispatch.wake_after(consumer)
+        return counted
+
     def ack_up_to(self, consumer: int, partition: int, offset: int) -> int:
         """See `Consumer.ack_cumulative`. Never waits."""
         return self._counted(consumer, {partition: self.dispatch.ack_up_to(consumer, partition, offset)})
@@ -639,15 +651,17 @@ class SubscriptionDriver:
 
     def note(self, partitions: Iterable[int]) -> None:
         """Have the flusher store where these partitions stand."""
-        if self.dispatch.is_lossy:
-            return
-        name, incarnation = self.name, self.spec.topic_id
-
-        def mark(served: ServedPartition) -> bool:
-            return self._cursors.mark(name, served.number, incarnation, served)
-
-        if self.dispatch.note(partitions, mark):
+        if self.dispatch.note(partitions, self._mark):
             self._cursors.write_soon()
+
+    def _mark(self, served: ServedPartition) -> bool:
+        """Have the flusher ask where a partition stands; whether that is news. Takes no lock and never waits.
+
+        Where records are delivered at most once, no place is stored.
+        """
+        if self.dispatch.is_lossy:
+            return False
+        return self._cursors.mark(self.name, served.number, self.spec.topic_id, served)
 
     # Partitions
 
@@ -1042,7 +1056,7 @@ class Consumer:
         self._give_back_ahead()
         try:
             while not self._is_closed:
-                delivered = ahead.pop(clock.monotonic(), self._driver.spec.ack_timeout_ms)
+                delivered = ahead.pop(clock.monotonic())
                 if delivered is not None:
                     yield delivered
                     continue
@@ -1050,7 +1064,7 @@ class Consumer:
                 found = self._take(self._driver.taken_ahead(ahead), wait_max)
                 if not found and wait_s is not None:
                     return
-                ahead.put(found, clock.monotonic())
+                ahead.put(found, clock.monotonic(), self._driver.spec.ack_timeout_ms)
         finally:
             self._give_back_ahead()
 
@@ -1064,7 +1078,7 @@ class Consumer:
 
         A record that has gone to another consumer meanwhile does not count: that one acknowledges it.
         """
-        return self._driver.ack(self._number, by_partition(done))
+        return self._driver.ack_delivered(self._number, done)
 
     def ack_cumulative(self, last: DeliveredRecord) -> int:
         """This record and all before it in its partition are done; how many that were. Not where records are shared."""

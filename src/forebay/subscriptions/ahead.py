@@ -24,7 +24,7 @@ class TakenAhead:
         self._left: deque[DeliveredRecord] = deque()
         self._count = 1
         self._size = 0
-        self._taken_at = 0.0
+        self._taken_at = self._stale_at = 0.0
 
     def wanted(self, now: float) -> int:
         """How many to take now, by how long the body took for those before: twice as many at most."""
@@ -34,14 +34,15 @@ class TakenAhead:
             self._count = max(1, min(2 * self._count, fitting, self._most))
         return self._count
 
-    def put(self, found: Sequence[DeliveredRecord], now: float) -> None:
-        """These were taken at this time."""
+    def put(self, found: Sequence[DeliveredRecord], now: float, ack_timeout_ms: int) -> None:
+        """These were taken at this time, and are to be acknowledged within that."""
         self._left.extend(found)
         self._size, self._taken_at = len(found), now
+        self._stale_at = now + ack_timeout_ms / 1000 / STALE_PART
 
-    def pop(self, now: float, ack_timeout_ms: int) -> DeliveredRecord | None:
+    def pop(self, now: float) -> DeliveredRecord | None:
         """The next one; `None` if there is none, or if those that are left are too old and are to be given back."""
-        if not self._left or (now - self._taken_at) * 1000 * STALE_PART > ack_timeout_ms:
+        if not self._left or now > self._stale_at:
             return None
         return self._left.popleft()
 

@@ -431,6 +431,22 @@ class Dispatch:
                 if number in self._served
             }
 
+    def ack_one(
+        self, consumer: int, partition: int, offset: int, mark: Callable[[ServedPartition], bool]
+    ) -> tuple[int, bool]:
+        """As `ack` of one record, and `note` of its partition if that counted: whether it did, and what `mark` says.
+
+        One step under the lock: loops acknowledge record by record.
+        """
+        with self._lock:
+            self._check(consumer)
+            served = self._served.get(partition)
+            if served is None:
+                return 0, False
+            self._answered((partition,))
+            counted = self._ack(served, consumer, (offset,))
+            return counted, counted > 0 and mark(served)
+
     def ack_up_to(self, consumer: int, partition: int, offset: int) -> int:
         """All of a partition up to a record is done; how many records that is. Only where one consumer gets all."""
         if not self._spec.mode.has_one:
@@ -632,6 +648,8 @@ class Dispatch:
 
     def wake_after(self, consumer: int) -> None:
         """A consumer has less than before: it may take more, and another what waited for its keys or for room."""
+        if not self._waiting and not self._full:
+            return
         self._wake_consumer(consumer)
         if self._waiting and self.has_work():
             self.wake()
@@ -708,9 +726,9 @@ class Dispatch:
 
     def _answered(self, numbers: Iterable[int]) -> None:
         """Records of these partitions are answered: while some are suspect there, their time begins again."""
-        now = self.now_ms()
-        for served in [self._served[number] for number in numbers if number in self._served]:
-            if _has_suspects(served, now):
+        for number in numbers:
+            served = self._served.get(number)
+            if served is not None and served.window.may_have_suspects and _has_suspects(served, now := self.now_ms()):
                 served.careful_until_ms = now + served.careful_ms
 
     def _ack(self, served: ServedPartition, consumer: int, offsets: Sequence[int]) -> int:

@@ -162,6 +162,10 @@ class _KeySlots:
     def unhold(self, slots: Slots) -> None:
         self._count(self._held, slots, -1)
 
+    def unhold_one(self, slot: int) -> None:
+        if slot != KEYLESS:
+            self._held[slot] -= 1
+
     def delay(self, slots: Slots) -> None:
         self._count(self._delayed, slots, 1)
 
@@ -259,6 +263,11 @@ class Window:
     def due_holders(self) -> list[int]:
         """The consumers that may take ready records which no other may take: they hold earlier ones of the slot."""
         return [] if self._keys is None or not self._counts[READY] else self._keys.due_holders()
+
+    @property
+    def may_have_suspects(self) -> bool:
+        """Whether `has_suspects` need be asked: false once all of them were cleared."""
+        return bool(self._suspects)
 
     def has_suspects(self) -> bool:
         """Whether there are records that were out when an earlier process ended, and have had no answer since.
@@ -407,8 +416,29 @@ class Window:
         Counts for records that the consumer holds, or held before they came to be ready again. One that another
         consumer holds by now is that one's to acknowledge: a late ack changes nothing.
         """
+        if len(offsets) == 1 and (is_done := self._ack_held(consumer, offsets[0])) is not None:
+            return is_done
         found = self._within(offsets)
         return self._finish(found[self._may_finish(consumer, found)])
+
+    def _ack_held(self, consumer: int, offset: int) -> bool | None:
+        """One record that a consumer holds is done, if it is this one; `None` for a record that none holds.
+
+        Without arrays: a loop acknowledges record by record, and an array of one costs as much as one of hundreds.
+        """
+        place = offset - self._base
+        if not self._low <= place < self._high or self._state.item(place) != HELD:
+            return None
+        if self._holder.item(place) != consumer:
+            return False
+        self._lower_held(consumer, 1)
+        if self._keys is not None:
+            self._keys.unhold_one(self._slot.item(place))
+        self._counts[HELD] -= 1
+        self._state[place] = DONE
+        if place == self._low:
+            self._advance_one()
+        return True
 
     def ack_up_to(self, consumer: int, offset: int, kept: Collection[int] = ()) -> int:
         """This record, which the consumer was given, and all before it are done, but for `kept`; how many were not."""
@@ -686,13 +716,16 @@ class Window:
         """The consumer holds these no more; their state is changed next."""
         if not len(found):
             return
-        left = self._held_by[consumer] - len(found)
+        self._lower_held(consumer, len(found))
+        if self._keys is not None:
+            self._keys.unhold(self._slot[found])
+
+    def _lower_held(self, consumer: int, count: int) -> None:
+        left = self._held_by[consumer] - count
         if left:
             self._held_by[consumer] = left
         else:
             del self._held_by[consumer]
-        if self._keys is not None:
-            self._keys.unhold(self._slot[found])
 
     def _unhold_all(self, found: Indexes) -> None:
         """As `_unhold`, of records that different consumers may hold."""
@@ -730,6 +763,12 @@ class Window:
             size = _BLOCK
         if self._low == self._high:
             self._jump(self.end)
+
+    def _advance_one(self) -> None:
+        """As `_advance`, where the first record is done: mostly the next one is not."""
+        self._low += 1
+        if self._low == self._high or self._state.item(self._low) == DONE:
+            self._advance()
 
     def _jump(self, cursor: int) -> None:
         """Go on at this offset, with nothing unfinished; memory of a large window is given back."""
