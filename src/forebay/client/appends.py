@@ -1,7 +1,9 @@
 """How a client's records get to a topic of a broker: encoded, sent once or several times, stored once.
 
 `Appends` sends one append and waits, or queues it. Queued appends are sent in order, one request at a time, with all
-single records that have come meanwhile in one request. For one event loop.
+single records that have come meanwhile in one request. Single records for which tasks wait go together, too, as far as
+they are likely to be of one partition: those of one turn of the loop, and those that come while a request is under way.
+For one event loop.
 """
 
 from __future__ import annotations
@@ -66,9 +68,13 @@ logger = logging.getLogger(__name__)
 
 ARROW_RECORDS_MIN: Final = 32
 """Fewer records go as JSON: an Arrow body has a head of about a kilobyte."""
+JSON_BYTES_MAX: Final = 64 * 1024
+"""Larger records go as Arrow, however few: bytes that are no text take up to six times as many in JSON."""
 PART_RECORDS: Final = 10_000
 PART_BYTES: Final = 4 * 1024 * 1024
 """What one request brings of an append that may be split, and of single records that are sent together."""
+OVERTAKE_S: Final = 0.05
+"""So long a request keeps back the records for which other tasks wait; later ones are sent beside it."""
 QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
 RECORD_BYTES: Final = 64
 """What a record counts for in a queue beside its key and value."""
@@ -92,6 +98,13 @@ class SentRecords(NamedTuple):
     partition: int | None = None
     producing: Producing | None = None
     is_keyed: bool = False
+    is_one: bool = False
+    """Whether the caller appends a record, and not a batch that may have only one: it is told no ranges."""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it may share a request: one record, of no producer that the caller has named."""
+        return self.is_one and self.producing is None
 
 
 class SentAppend(NamedTuple):
@@ -133,7 +146,7 @@ def one_record(
         checked_partition(partition)
     producing = checked_producing(producer, sequence, previous)
     size = RECORD_BYTES + len(checked or b"") + len(hashed or b"")
-    return SentRecords(columns, 1, size, partition, producing, hashed is not None)
+    return SentRecords(columns, 1, size, partition, producing, hashed is not None, is_one=True)
 
 
 def many_records(
@@ -291,15 +304,6 @@ class QueuedAppend(NamedTuple):
     records: SentRecords
     answered: asyncio.Future[SentAppend]
 
-    @property
-    def is_joined(self) -> bool:
-        """Whether it may share a request: one record, of no producer that the caller has named."""
-        return (
-            self.records.rows == 1
-            and self.records.producing is None
-            and isinstance(self.records.columns, RecordColumns)
-        )
-
     def succeed(self, sent: SentAppend) -> None:
         """Its records are there."""
         if not self.answered.done():
@@ -324,10 +328,13 @@ class SendQueue:
         batch_records: int = PART_RECORDS,
         batch_bytes: int = PART_BYTES,
         in_flight: asyncio.Semaphore | None = None,
+        overtake_s: float | None = None,
     ) -> None:
         """A request waits for `linger_s` until it is full. `in_flight` is shared by queues that may not all send.
 
         `partitions` says how many the topic has, as far as is known here: a key is likely to be in that of its hash.
+        With `overtake_s` the order of appends does not matter: a request that has no answer for so long keeps those
+        behind it back no longer. One of which every append was cancelled is ended.
         """
         self._send = send
         self._clock = clock
@@ -336,6 +343,9 @@ class SendQueue:
         self._batch_records = batch_records
         self._batch_bytes = batch_bytes
         self._in_flight = in_flight or contextlib.nullcontext()
+        self._overtake_s = overtake_s
+        self._overtaken: set[asyncio.Task[None]] = set()
+        """Requests on their way, where others may overtake them."""
         self._queue: deque[QueuedAppend] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._is_due = asyncio.Event()
@@ -378,19 +388,18 @@ class SendQueue:
             await asyncio.wait((self._send_soon(),))
 
     async def _send_queued(self) -> None:
-        group: list[QueuedAppend] = []
         try:
             while self._queue:
                 if self._linger_s:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._is_due.wait(), self._linger_s)
                 async with self._in_flight:
-                    group = self._next_group()
-                    await self._send_group(group)
+                    if self._overtake_s is None:
+                        await self._send_group(self._next_group())
+                    else:
+                        await asyncio.wait((self._begin(self._next_group()),), timeout=self._overtake_s)
         except BaseException:
             # The loop ends, and its tasks with it. No append is left without an outcome.
-            for queued in group:
-                queued.fail(Indeterminate("the client ended before the broker had answered: it may be there"))
             for queued in self._queue:
                 queued.fail(Closed("the client ended before it was sent"))
             self._queue.clear()
@@ -399,14 +408,28 @@ class SendQueue:
         finally:
             self._sending = None
 
+    def _begin(self, group: list[QueuedAppend]) -> asyncio.Task[None]:
+        """Send a group in a task of its own, which ends early if no caller waits for it any more."""
+        request = asyncio.create_task(self._send_group(group))
+        self._overtaken.add(request)
+        request.add_done_callback(self._overtaken.discard)
+
+        def note(answered: asyncio.Future[SentAppend]) -> None:
+            if answered.cancelled() and all(queued.answered.cancelled() for queued in group):
+                request.cancel()
+
+        for queued in group:
+            queued.answered.add_done_callback(note)
+        return request
+
     def _next_group(self) -> list[QueuedAppend]:
         """The appends of the next request: one, or single records for the same partition that follow each other."""
         group = [self._queue.popleft()]
         size = group[0].records.bytes
         while (
-            group[0].is_joined
+            group[0].records.is_single
             and self._queue
-            and self._queue[0].is_joined
+            and self._queue[0].records.is_single
             and self._queue[0].records.partition == group[0].records.partition
             and len(group) < self._batch_records
             and size + self._queue[0].records.bytes <= self._batch_bytes
@@ -420,9 +443,21 @@ class SendQueue:
 
     async def _send_group(self, group: list[QueuedAppend]) -> None:
         """Send them in one request; in more, one after the other, where a part of them is why that was refused."""
+        try:
+            await self._send_in_parts(group)
+        except BaseException:
+            # The loop ends, and its tasks with it. No append is left without an outcome.
+            for queued in group:
+                queued.fail(Indeterminate("the client ended before the broker had answered: it may be there"))
+            raise
+
+    async def _send_in_parts(self, group: list[QueuedAppend]) -> None:
         waiting = [group]
         while waiting:
-            some = waiting.pop()
+            # A caller that has gone before its record was sent does not want it sent.
+            some = [queued for queued in waiting.pop() if not queued.answered.cancelled()]
+            if not some:
+                continue
             try:
                 joined = some[0].records if len(some) == 1 else _joined(some, self._clock.now_ms())
                 sent = await self._send(joined)
@@ -464,19 +499,20 @@ class SendQueue:
             return [group]
         places: dict[int | None, list[QueuedAppend]] = {}
         for queued in group:
-            places.setdefault(self._place(queued.records), []).append(queued)
+            places.setdefault(likely_partition(queued.records, self._partitions()), []).append(queued)
         if len(places) > 1 or isinstance(error, _OF_A_PARTITION):
             return list(places.values())
         half = len(group) // 2
         return [group[:half], group[half:]]
 
-    def _place(self, records: SentRecords) -> int | None:
-        """The partition in which a record is likely to be, if anything is known of it."""
-        assert isinstance(records.columns, RecordColumns), "a single record"
-        key = records.columns.keys[0] if records.columns.keys else None
-        if records.partition is not None or key is None:
-            return records.partition
-        return partition_of_key(key, self._partitions())
+
+def likely_partition(records: SentRecords, partitions: int) -> int | None:
+    """The partition in which a record is likely to be, of so many, if anything is known of it."""
+    assert isinstance(records.columns, RecordColumns), "a single record"
+    key = records.columns.keys[0] if records.columns.keys else None
+    if records.partition is not None or key is None:
+        return records.partition
+    return partition_of_key(key, partitions)
 
 
 class Appends:
@@ -491,13 +527,43 @@ class Appends:
         self._turns = itertools.count()
         self._lanes = ProducerLanes(clock)
         self._queue = SendQueue(self.send, clock, partitions)
+        self._clock = clock
+        self._awaited: dict[int | None, SendQueue] = {}
+        """By the partition in which they are likely to be: records for which tasks wait, and requests with them."""
 
     async def append(self, records: SentRecords) -> SentAppend:
-        """Append and wait. What was queued before comes before it."""
+        """Append and wait. What was queued before comes before it.
+
+        A call that is cancelled leaves in doubt whether the record is there, and changes nothing for others that were
+        sent with it.
+        """
         self._transport.check_open()
         if not records.rows:
             return NOTHING
-        return await (self.send(records) if self._queue.is_idle else asyncio.shield(self._queue.put(records)))
+        if not self._queue.is_idle:
+            return await asyncio.shield(self._queue.put(records))
+        if not records.is_single:
+            return await self.send(records)
+        try:
+            return await self._queue_of(likely_partition(records, self._partitions())).put(records)
+        except asyncio.CancelledError:
+            self._check_not_closed_under()
+            raise
+
+    def _queue_of(self, place: int | None) -> SendQueue:
+        """The records for which tasks wait that go with those of this partition."""
+        queue = self._awaited.get(place)
+        if queue is None:
+            queue = SendQueue(self.send, self._clock, self._partitions, overtake_s=OVERTAKE_S)
+            self._awaited[place] = queue
+        return queue
+
+    def _check_not_closed_under(self) -> None:
+        """`Indeterminate` if the log is closed: that has ended a call which was on its way."""
+        try:
+            self._transport.check_open()
+        except Closed as closed:
+            raise Indeterminate(f"{closed}, and was so before the broker had answered", topic=self._name) from None
 
     async def in_turn(self, records: SentRecords) -> list[int]:
         """Append part after part."""
@@ -568,7 +634,7 @@ class Appends:
             query["partition"] = str(partition)
         elif records.is_keyed:
             query["offsets"] = "true"
-        content, media, more = _body(records.columns, records.rows)
+        content, media, more = _body(records.columns, records.rows, records.bytes)
         return HttpCall(method="POST", path=self._path, query={**query, **more}, content=content, media=media)
 
     def _decoded(self, body: bytes) -> SentAppend:
@@ -603,7 +669,7 @@ def _joined(group: Sequence[QueuedAppend], now_ms: int) -> SentRecords:
     return SentRecords(joined, len(group), size, group[0].records.partition, None, is_keyed)
 
 
-def _body(columns: RecordColumns | pa.RecordBatch, rows: int) -> tuple[bytes, str, dict[str, str]]:
+def _body(columns: RecordColumns | pa.RecordBatch, rows: int, size: int) -> tuple[bytes, str, dict[str, str]]:
     """The body that brings the records, its media type, and what stands in the address for it."""
     if not isinstance(columns, RecordColumns):
         return bodies.encode_arrow([columns]), MediaType.ARROW, {}
@@ -611,7 +677,7 @@ def _body(columns: RecordColumns | pa.RecordBatch, rows: int) -> tuple[bytes, st
         query = _address(columns)
         if query is not None:
             return columns.values[0], MediaType.RAW, query
-    if rows < ARROW_RECORDS_MIN:
+    if rows < ARROW_RECORDS_MIN and size <= JSON_BYTES_MAX:
         return bodies.encode_json(columns), MediaType.JSON, {}
     return bodies.encode_arrow([_arrow(columns)]), MediaType.ARROW, {}
 

@@ -247,7 +247,7 @@ class AsyncRemoteTopic:
     """One topic on a broker. Made by `AsyncRemoteLog`; for the tasks of one event loop.
 
     Every append carries a producer and a sequence, so that it is stored once however often it has to be sent. Appends
-    of several tasks go on at the same time, each as a producer of its own, and are not ordered among each other. Those
+    of several tasks go on at the same time and are not ordered among each other; single records share requests. Those
     that are not waited for (`append_nowait`, …) are sent in order, one request at a time, and what is appended after
     them comes behind them.
     """

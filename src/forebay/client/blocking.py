@@ -357,7 +357,7 @@ class RemoteTopic:
     """One topic on a broker. Made by `RemoteLog`; for any number of threads.
 
     Every append carries a producer and a sequence, so that it is stored once however often it has to be sent. Appends
-    of several threads go on at the same time, each as a producer of its own, and are not ordered among each other.
+    of several threads go on at the same time and are not ordered among each other; single records share requests.
     Those that are not waited for (`append_nowait`, …) are sent in order, one request at a time, and what is appended
     after them comes behind them.
     """
