@@ -42,6 +42,16 @@ def run(plan: Plan) -> Iterator[Result]:
         yield result("dispatch", f"{mode}, acknowledged", "records/s", found[mode]["acks"])
     for metric in ("p50", "p99"):
         yield result("dispatch", f"append to consumer, {metric}", "ms", found["shared"][metric])
+    loop = plan.compare({"forebay": _looped(plan)})["forebay"]
+    name = "each() and an ack for each record, processor time of a record"
+    yield result(
+        "dispatch",
+        name,
+        "µs",
+        loop["each"],
+        {"take(1000), ack(*all)": loop["take"]},
+        [at_most(4, "take(1000), ack(*all)")],
+    )
     again = plan.compare({"forebay": _redelivered(plan)})["forebay"]
     name = "delivered again, of the ack time-out"
     yield result("dispatch", name, "×", again["again"], {}, [at_most(1.2)])
@@ -161,6 +171,44 @@ def _timed(events: int, send: Callable[[bytes], object], take: Callable[[], byte
 def _percentiles(late: Sequence[float], events: int) -> Figures:
     payload.check_count("what was delivered", events, len(late))
     return {"p50": float(np.percentile(late, 50)) * 1e3, "p99": float(np.percentile(late, 99)) * 1e3}
+
+
+def _looped(plan: Plan) -> Contender:
+    """What a record costs a consumer that loops over them, and one that takes and acknowledges many at once."""
+    count = plan.sizes.dispatched
+
+    def contender() -> Figures:
+        figures: Figures = {}
+        with stores.opened_ours(plan.fresh(), "disk") as topic:
+            for values in payload.batches(payload.values(count)):
+                topic.append_many(values)
+            for name, consume in (("take", _by_take), ("each", _by_each)):
+                with topic.subscribe(name, start=forebay.EARLIEST, mode="shared").consumer() as consumer:
+                    done = consumer.ack(*consumer.take(1, wait_s=PATIENCE))
+                    time.sleep(CAREFUL_SECONDS)
+                    cpu = time.process_time()
+                    done += consume(consumer, count - done)
+                    figures[name] = (time.process_time() - cpu) / count * 1e6
+                    payload.check_count(f"what a consumer has done by {name}", count, done)
+        return figures
+
+    return contender
+
+
+def _by_take(consumer: forebay.Consumer, count: int) -> int:
+    done = 0
+    while done < count and (taken := consumer.take(1_000, wait_s=PATIENCE)):
+        done += consumer.ack(*taken)
+    return done
+
+
+def _by_each(consumer: forebay.Consumer, count: int) -> int:
+    done = 0
+    for delivered in consumer.each(wait_s=PATIENCE):
+        done += consumer.ack(delivered)
+        if done == count:
+            break
+    return done
 
 
 def _redelivered(plan: Plan) -> Contender:

@@ -8,7 +8,9 @@ same server takes the same bodies and answers without reading them.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,8 @@ from bench import payload, raw, servers, web
 from bench.load import Server, load, repeated
 from bench.plan import Contender, Figures, Plan
 from bench.results import Limit, Result, at_least, result
+from forebay import aio
+from forebay.client import AsyncRemoteTopic
 from forebay.wire import bodies
 from forebay.wire.bodies import MediaType
 from forebay.wire.items import RecordColumns
@@ -63,6 +67,12 @@ def run(plan: Plan) -> Iterator[Result]:
     aimed = Shape("arrow", Size(BATCHES[-1], plan.sizes.http_connections[1]))
     for durability, shape in itertools.product(CLASSES, shapes(plan)):
         yield from _results(found, durability, shape, is_aimed=(durability, shape) == ("disk", aimed))
+
+    tasks = plan.sizes.http_connections[-1]
+    client = plan.compare({"forebay": _client(plan, tasks)})["forebay"]
+    yield result("http", f"records per sync, one aio client, {tasks} tasks", "records", client["per sync"])
+    for metric, name, unit in METRICS:
+        yield result("http", f"{name}, fsync, one aio client, {tasks} tasks", unit, client[f"client {metric}"])
 
 
 def _results(found: dict[str, Figures], durability: str, shape: Shape, *, is_aimed: bool) -> Iterator[Result]:
@@ -149,6 +159,43 @@ def _ours(plan: Plan, durability: str | None) -> Contender:
         return figures
 
     return contender
+
+
+def _client(plan: Plan, tasks: int) -> Contender:
+    """Tasks of one client of ours that each wait for their append: how many records share a sync."""
+
+    async def produce(server: Server) -> Figures:
+        async with web.connected(server.port, 1) as (connection,):
+            await web.until_ready(connection)
+            metrics = partial(connection.body, web.request_bytes("GET", "/metrics"))
+            async with aio.connect(f"http://{web.HOST}:{server.port}") as log:
+                topic = await log.create_topic("bench/t", durability="fsync")
+                asks = [partial(_appended, topic, texts(1)[0])] * tasks
+                warm = await load(server, asks, web.OK, plan.sizes.warm_seconds)
+                before = _syncs(await metrics())
+                took = await load(server, asks, web.OK, plan.sizes.http_seconds)
+                syncs = _syncs(await metrics()) - before
+                payload.check_count("what the topic has", warm.done + took.done, (await topic.offsets()).next)
+        return took.figures("client") | {"per sync": took.done / syncs}
+
+    def contender() -> Figures:
+        with web.served("broker", plan.fresh()) as server:
+            return asyncio.run(produce(server))
+
+    return contender
+
+
+async def _appended(topic: AsyncRemoteTopic, value: bytes) -> bytes:
+    await topic.append(value)
+    return web.OK
+
+
+def _syncs(metrics: bytes) -> float:
+    """All syncs of log files; a topic may have a line of its own, with fewer."""
+    found = re.findall(rb"^forebay_wal_fsync_latency_seconds_count(?:\{[^}]*\})? (\S+)", metrics, re.MULTILINE)
+    if not found:
+        raise payload.Wrong("the broker does not say how many syncs it has made")
+    return max(map(float, found))
 
 
 def _check(plan: Plan, path: Path, answered: Sequence[int]) -> None:

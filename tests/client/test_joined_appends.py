@@ -31,7 +31,7 @@ TASKS = 256
 
 
 class GatedBroker:
-    """Takes calls as a transport does, holds those that it is told to, and gives out offsets."""
+    """Takes calls as a transport does, holds those that have a gate, and gives out offsets."""
 
     timeout_s = 60.0
 
@@ -90,7 +90,7 @@ def values_of(call: HttpCall) -> list[bytes]:
     return values
 
 
-class Rig:
+class JoiningClient:
     def __init__(self, partitions: int = 1) -> None:
         self.broker = GatedBroker()
         self.appends = Appends(self.broker, "/v1/topics/a/b", "a/b", ManualClock(), lambda: partitions)
@@ -117,7 +117,7 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def test_what_tasks_append_in_one_turn_is_one_request() -> None:
     async def work() -> tuple[list[int], list[int]]:
-        rig = Rig()
+        rig = JoiningClient()
         for _ in range(3):
             found = await asyncio.gather(*[rig.append(b"%d" % number) for number in range(TASKS)])
         return found, rig.broker.rows
@@ -132,7 +132,7 @@ def test_what_comes_while_a_request_is_under_way_goes_together(monkeypatch: pyte
     monkeypatch.setattr(appends_module, "OVERTAKE_S", PATIENCE)
 
     async def work() -> list[int]:
-        rig = Rig()
+        rig = JoiningClient()
         gate, tasks = rig.hold(0), [rig.begin(b"0")]
         await rig.until_called(1)
         for number in range(1, 9):
@@ -149,7 +149,7 @@ def test_a_request_without_an_answer_keeps_others_back_for_a_moment_only(monkeyp
     monkeypatch.setattr(appends_module, "OVERTAKE_S", 0.001)
 
     async def work() -> None:
-        rig = Rig()
+        rig = JoiningClient()
         gate, first = rig.hold(0), rig.begin(b"0")
         await rig.until_called(1)
 
@@ -171,7 +171,7 @@ def test_a_partition_that_hangs_keeps_no_other_back(*, by_key: bool, monkeypatch
     monkeypatch.setattr(appends_module, "OVERTAKE_S", PATIENCE)
 
     async def work() -> list[int]:
-        rig = Rig(partitions=2)
+        rig = JoiningClient(partitions=2)
         gate = rig.hold(0)
         places: list[dict[str, Any]] = [{"key": b"k%d" % n} if by_key else {"partition": n % 2} for n in range(8)]
         stuck = [rig.begin(b"x", **places[0])]
@@ -191,7 +191,7 @@ def test_a_partition_that_hangs_keeps_no_other_back(*, by_key: bool, monkeypatch
 
 def test_a_task_that_is_cancelled_changes_nothing_for_those_that_it_shares_a_request_with() -> None:
     async def work() -> GatedBroker:
-        rig = Rig()
+        rig = JoiningClient()
         gate, tasks = rig.hold(0), [rig.begin(b"%d" % number) for number in range(3)]
         await rig.until_called(1)
         tasks[1].cancel()
@@ -199,7 +199,7 @@ def test_a_task_that_is_cancelled_changes_nothing_for_those_that_it_shares_a_req
         gate.set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [int, asyncio.CancelledError, int]
-        assert outcomes[::2] == [0, 2]
+        assert list(outcomes[::2]) == [0, 2]
         return rig.broker
 
     broker = run(work)
@@ -211,14 +211,14 @@ def test_a_record_whose_task_has_gone_before_it_was_sent_is_not_sent(monkeypatch
     monkeypatch.setattr(appends_module, "OVERTAKE_S", PATIENCE)
 
     async def work() -> list[int]:
-        rig = Rig()
+        rig = JoiningClient()
         gate, first = rig.hold(0), rig.begin(b"0")
         await rig.until_called(1)
         second, third = rig.begin(b"1"), rig.begin(b"2")
         await asyncio.sleep(0)
         second.cancel()
         gate.set()
-        assert await asyncio.gather(first, third) == [0, 1]
+        assert [await first, await third] == [0, 1]
         return rig.broker.rows
 
     assert run(work) == [1, 1]
@@ -226,7 +226,7 @@ def test_a_record_whose_task_has_gone_before_it_was_sent_is_not_sent(monkeypatch
 
 def test_a_request_for_which_no_task_waits_any_more_is_ended() -> None:
     async def work() -> int:
-        rig = Rig()
+        rig = JoiningClient()
         rig.hold(0)
         tasks = [rig.begin(b"x") for _ in range(2)]
         await rig.until_called(1)
@@ -244,7 +244,7 @@ def test_a_request_for_which_no_task_waits_any_more_is_ended() -> None:
 @pytest.mark.parametrize("error", [Invalid("bad"), TooLarge("bad")])
 def test_a_record_that_is_refused_fails_alone(error: Exception) -> None:
     async def work() -> list[int | BaseException]:
-        rig = Rig()
+        rig = JoiningClient()
         rig.broker.refuse = lambda values: error if b"bad" in values else None
         values = [b"bad" if number == 5 else b"%d" % number for number in range(40)]
         return await asyncio.gather(*map(rig.append, values), return_exceptions=True)
@@ -257,7 +257,7 @@ def test_a_record_that_is_refused_fails_alone(error: Exception) -> None:
 
 def test_a_doubt_is_of_all_records_of_the_request_and_of_no_later_one() -> None:
     async def work() -> None:
-        rig = Rig()
+        rig = JoiningClient()
         rig.broker.refuse = lambda values: Indeterminate("lost") if b"0" in values else None
         outcomes = await asyncio.gather(*[rig.append(b"%d" % n) for n in range(4)], return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [Indeterminate] * 4
@@ -270,7 +270,7 @@ def test_a_doubt_is_of_all_records_of_the_request_and_of_no_later_one() -> None:
 
 def test_one_request_brings_no_more_than_a_part() -> None:
     async def work() -> list[int]:
-        rig = Rig()
+        rig = JoiningClient()
         value = bytes(PART_BYTES // 3)
         found = await asyncio.gather(*[rig.append(value) for _ in range(5)])
         assert sorted(found) == list(range(5))
@@ -282,7 +282,7 @@ def test_one_request_brings_no_more_than_a_part() -> None:
 
 def test_batches_and_appends_with_a_sequence_of_the_caller_share_no_request() -> None:
     async def work() -> list[int]:
-        rig = Rig()
+        rig = JoiningClient()
         batch = many_records(
             [b"x"], keys=None, tags=None, headers=None, timestamps=None, partition=None, producer=None, sequence=None,
             previous=None,
@@ -296,7 +296,7 @@ def test_batches_and_appends_with_a_sequence_of_the_caller_share_no_request() ->
 
 def test_what_was_queued_before_comes_before_it() -> None:
     async def work() -> list[int]:
-        rig = Rig()
+        rig = JoiningClient()
         gate = rig.hold(0)
         queued = rig.appends.nowait(one_record(b"first", None, None, None, None, None, None, None, None))
         later = [rig.begin(b"later") for _ in range(2)]
@@ -310,7 +310,7 @@ def test_what_was_queued_before_comes_before_it() -> None:
 
 def test_an_append_under_which_the_log_is_closed_may_be_there() -> None:
     async def work() -> None:
-        rig = Rig()
+        rig = JoiningClient()
         rig.hold(0)
         task = rig.begin(b"x")
         await rig.until_called(1)

@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -767,6 +767,7 @@ def test_a_loop_that_acknowledges_each_record_makes_few_calls_for_it(mode: Any) 
             consumer.ack(*consumer.take(1))
             clock.advance(3)
             records = consumer.each(wait_s=0.0)
+            assert isinstance(records, Generator)
             for _ in range(count):
                 consumer.ack(next(records))
 

@@ -378,6 +378,9 @@ class Broker:
         headers.append((b"content-type", answer.media_type.encode()))
         with answer.held:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            writer = None if answer.begin is None else request.answer_writer()
+            if answer.begin is not None and writer is not None:
+                answer.begin(writer, seen)
             async with aclosing(answer.pieces) as pieces:
                 async for piece in pieces:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})

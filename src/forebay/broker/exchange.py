@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -23,6 +23,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Event]]
 Send: TypeAlias = Callable[[Event], Awaitable[None]]
 T = TypeVar("T", bound=msgspec.Struct)
 
+CHUNKS: Final = "forebay.chunks"
+"""The extension of the server that gives an `AnswerWriter`."""
 JSON: Final = "application/json"
 MESSAGE_BYTES_MAX: Final = 64 * 1024
 """The largest body that brings no records."""
@@ -54,6 +56,23 @@ class HttpAnswer(NamedTuple):
         return cls(status, msgspec.json.encode(message))
 
 
+class SeenBytes(Protocol):
+    """Counts what is sent."""
+
+    sent: int
+
+
+class AnswerWriter(Protocol):
+    """Writes ready chunks of an answer to its connection, beside the pieces that are sent."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the answer goes on, and its client takes what is sent."""
+
+    def write(self, chunk: bytes) -> None:
+        """Send a chunk; only while there is room."""
+
+
 class Streamed(NamedTuple):
     """What is sent back piece by piece, until the pieces end or the client goes."""
 
@@ -63,12 +82,15 @@ class Streamed(NamedTuple):
     held: AbstractContextManager[object]
     """What the stream uses as long as it lasts: left when it is over, also if no piece was sent."""
     status: int = 200
+    begin: Callable[[AnswerWriter, SeenBytes], None] | None = None
+    """Called when the head is sent: from then on the stream may write chunks while no piece of it is being sent."""
 
 
 class Request:
     """One request. For one task."""
 
     __slots__ = (
+        "_extensions",
         "_headers",
         "_is_taken",
         "_query",
@@ -101,6 +123,7 @@ class Request:
         """The first offset of it, for the log."""
         self.client: str = scope["client"][0] if scope.get("client") else "-"
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._extensions: Mapping[str, Any] = scope.get("extensions") or {}
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._taken = 0
@@ -110,6 +133,11 @@ class Request:
         length = self._headers.get(b"content-length")
         self.length = int(length) if length is not None and length.isdigit() else None
         """How many bytes the body has, if the client says so."""
+
+    def answer_writer(self) -> AnswerWriter | None:
+        """What writes ready chunks of its answer, if the server offers that."""
+        make: Callable[[], AnswerWriter] | None = self._extensions.get(CHUNKS, {}).get(CHUNKS)
+        return None if make is None else make()
 
     def header(self, name: bytes) -> str | None:
         """A header by its name in small letters, if it was sent."""

@@ -12,6 +12,7 @@ import logging
 import select
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import httptools
@@ -20,6 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from forebay.broker.exchange import CHUNKS
 from forebay.settings import ServerSettings
 from forebay.wire.errors import encode_refusal
 
@@ -153,6 +155,39 @@ class _LingeringTransport(asyncio.Transport):
             self._inner.resume_reading()
 
 
+class AnswerChunks:
+    """Ready chunks of an answer that goes on, written to its connection as they are. For one event loop.
+
+    What is sent in pieces goes through the server's `send`, which makes a chunk of each piece for each connection.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the answer has begun and goes on, and its client takes what is sent."""
+        cycle = self._cycle
+        return (
+            cycle.response_started
+            and not cycle.response_complete
+            and not cycle.disconnected
+            and not cycle.flow.write_paused
+            and cycle.chunked_encoding is True
+        )
+
+    def write(self, chunk: bytes) -> None:
+        """Send a chunk, of `encode_chunk`; only while there is room."""
+        self._cycle.transport.write(chunk)
+
+
+def encode_chunk(piece: bytes) -> bytes:
+    """A piece of an answer, as HTTP/1.1 sends it where the length of the whole is not known."""
+    return b"%x\r\n%s\r\n" % (len(piece), piece)
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection of a client. For one event loop."""
 
@@ -228,6 +263,7 @@ class GuardedProtocol(HttpToolsProtocol):
         That is all there is to it: the client has gone, or the server ends and waits no longer. It is no error, and no
         answer could say what was done.
         """
+        cycle.scope["extensions"] = {CHUNKS: {CHUNKS: partial(AnswerChunks, cycle)}}
         try:
             await app(cycle.scope, cycle.receive, cycle.send)
         except Exception:

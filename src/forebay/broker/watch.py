@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from forebay.aio.topic import AsyncTopic
 from forebay.broker.app import Broker, LastingAnswer
-from forebay.broker.exchange import Request, Streamed
+from forebay.broker.exchange import AnswerWriter, Request, SeenBytes, Streamed
+from forebay.broker.guard import encode_chunk
 from forebay.broker.routes import Route
 from forebay.errors import ForebayError, Invalid, UnknownTopic
 from forebay.format.frame.batch import Batch
-from forebay.live import Delivered, WatchedTopic, Watcher
+from forebay.live import Delivered, Render, SharedPage, WatchedTopic, Watcher
 from forebay.records import EARLIEST, Start
 from forebay.service.principals import AccessScope
 from forebay.topics import TopicName
@@ -42,6 +44,8 @@ WATCHING_BYTES_MAX: Final = 256 * 1024
 RENDERS_KEPT: Final = 10_000
 PLACES_KEPT: Final = 256
 """Streams that stand alike ask for their place one after the other."""
+PUSHED_MAX: Final = 4
+"""So many pages are written at once to a connection; one with more to take takes turns with the others."""
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -123,8 +127,9 @@ async def _watch(broker: Broker, request: Request, query: WatchQuery) -> Streame
         held.callback(watcher.close)
         await watcher.begin()
         lasting = held.enter_context(broker.lasting(who, AccessScope.READ, names, watcher.close))
-        pieces = _pieces(broker, watched, watcher, lasting)
-        return Streamed(pieces, MEDIA, (("cache-control", "no-store"), ("x-accel-buffering", "no")), held.pop_all())
+        stream = WatchStream(broker, watched, watcher, lasting)
+        headers = (("cache-control", "no-store"), ("x-accel-buffering", "no"))
+        return Streamed(stream.pieces(), MEDIA, headers, held.pop_all(), begin=stream.begin)
 
 
 async def _watched(
@@ -147,44 +152,188 @@ async def _watched(
     return found
 
 
-async def _pieces(
-    broker: Broker, watched: Sequence[WatchedName], watcher: Watcher[bytes], lasting: LastingAnswer
-) -> AsyncGenerator[bytes, None]:
-    """Events without an end: pages as they come, each with the place behind it, and signs of life between them.
+class WatchStream:
+    """The events of one connection. For one task, and for the feeds of its event loop."""
 
-    An error that names a topic which was deleted is an event among the others, as long as there are other topics. What
-    ends the stream but the broker itself is its last event: an error.
-    """
-    loop, heartbeat_s = asyncio.get_running_loop(), broker.settings.heartbeat_interval_ms / 1000
-    try:
-        place = _place(watched, watcher)
-        gone = [_gone_event(broker, each.name) for each in watched if each.topic is None]
-        yield b"".join((events.encode_retry(RETRY_MS), place, *gone))
-        while True:
+    def __init__(
+        self, broker: Broker, watched: Sequence[WatchedName], watcher: Watcher[bytes], lasting: LastingAnswer
+    ) -> None:
+        self._broker = broker
+        self._watched = watched
+        self._watcher = watcher
+        self._lasting = lasting
+        self._said = b""
+        """The place that was sent last."""
+        self._failure: Exception | None = None
+        """Why the stream ends, where `_push` has met it."""
+        self._writer: AnswerWriter | None = None
+        self._seen: SeenBytes | None = None
+        self._events = _places_of(watched)
+
+    def begin(self, writer: AnswerWriter, seen: SeenBytes) -> None:
+        """Write pages to the connection as they come, in the step of the loop that finds them."""
+        self._writer, self._seen = writer, seen
+        self._watcher.outbox.push = self._push
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Events without an end: pages that `_push` leaves, each with the place behind it, and signs of life.
+
+        An error that names a topic which was deleted is an event among the others, as long as there are other topics.
+        What ends the stream but the broker itself is its last event: an error.
+        """
+        broker, watched = self._broker, self._watched
+        try:
+            self._said = self._place()
+            gone = [_gone_event(broker, each.name) for each in watched if each.topic is None]
+            yield b"".join((events.encode_retry(RETRY_MS), self._said, *gone))
+            while True:
+                piece = await self._next_piece()
+                if piece is None:
+                    # The broker ends: the client connects to the next one and goes on.
+                    return
+                yield piece
+        except Exception as error:
+            if not isinstance(error, ForebayError):
+                logger.exception("a live stream failed")
+            yield events.encode_event(broker.sent_error(error).body, event=events.ERROR_EVENT)
+
+    async def _next_piece(self) -> bytes | None:
+        """What comes next; `None` once the broker ends. Raises what else ends the stream."""
+        watcher, heartbeat_s = self._watcher, self._broker.settings.heartbeat_interval_ms / 1000
+        try:
+            found = await watcher.take(asyncio.get_running_loop().time() + heartbeat_s)
+        except ForebayError:
+            name = await _forget_deleted(self._broker, self._watched, watcher)
+            if name is None:
+                raise
+            self._events = _places_of(self._watched)
+            return _gone_event(self._broker, name)
+        if found is None and watcher.is_closed:
+            error = self._lasting.error or self._failure
+            if error is not None:
+                raise error
+            return None
+        # Raises where partitions were added, and one place cannot carry them all.
+        before, self._said = self._said, self._place()
+        if found is not None:
+            return b"".join((*_gaps(found), *found.rows, self._said))
+        # Pages without a record for this client have moved the place, too: it need not read them again.
+        return events.HEARTBEAT if self._said == before else self._said + events.HEARTBEAT
+
+    def _push(self) -> bool:
+        """Write what has come to the connection, which streams that stand alike share; false if the task has to.
+
+        That is so where the client is slow, for errors, partitions that were added, and for many pages at once. Runs in
+        the loop while the task waits in `take`; takes nothing that it does not write.
+        """
+        try:
+            return self._write_ready()
+        except Exception as error:  # noqa: BLE001 - the task raises it
+            # Of this stream alone: those that are woken after it go on.
+            self._failure = error
+            self._watcher.close()
+            return True
+
+    def _write_ready(self) -> bool:
+        writer, watcher, pages = self._writer, self._watcher, 0
+        assert writer is not None, "begin comes first"
+        while writer.has_room and pages < PUSHED_MAX:
+            last = watcher.take_last()
+            if last is not None:
+                self._write_page(*last)
+                return True
             try:
-                found = await watcher.take(loop.time() + heartbeat_s)
+                found = watcher.take_ready()
             except ForebayError:
-                name = await _forget_deleted(broker, watched, watcher)
-                if name is None:
-                    raise
-                yield _gone_event(broker, name)
-                continue
-            if found is None and watcher.is_closed:
-                if lasting.error is not None:
-                    raise lasting.error
-                # The broker ends: the client connects to the next one and goes on.
-                return
-            # Raises where partitions were added, and one place cannot carry them all.
-            before, place = place, _place(watched, watcher)
-            if found is not None:
-                yield b"".join((*_gaps(found), *found.rows, place))
+                # The task meets it, too, and says what becomes of the stream.
+                return False
+            if found is None:
+                break
+            pages += 1
+            if found.shared is not None:
+                self._write_page(found.shared, found.source.render)
             else:
-                # Pages without a record for this client have moved the place, too: it need not read them again.
-                yield events.HEARTBEAT if place == before else place + events.HEARTBEAT
-    except Exception as error:
-        if not isinstance(error, ForebayError):
-            logger.exception("a live stream failed")
-        yield events.encode_event(broker.sent_error(error).body, event=events.ERROR_EVENT)
+                self._said = self._place()
+                self._write(encode_chunk(b"".join((*_gaps(found), *found.rows, self._said))))
+        return pages > 0 and not watcher.outbox.ready
+
+    def _write_page(self, shared: SharedPage, render: Render[bytes]) -> None:
+        """Write the rows of a page with the place behind them; the first stream that stands here makes it for all.
+
+        The place that was sent last says who stands here. A stream may have passed pages since that have nothing
+        for it: one that goes on from the place of another reads such pages again, or passes them.
+        """
+        made = shared.made.get((render, self._said))
+        if made is None:
+            place = self._place()
+            made = shared.made[render, self._said] = (encode_chunk(b"".join((*shared.rows(render), place))), place)
+        chunk, self._said = made
+        self._write(chunk)
+
+    def _write(self, chunk: bytes) -> None:
+        assert self._writer is not None and self._seen is not None, "begin comes first"
+        self._writer.write(chunk)
+        self._seen.sent += len(chunk)
+
+    def _place(self) -> bytes:
+        """Where the stream stands now, as an event without a text: clients keep its id and show nothing."""
+        return self._events.event(self._watcher.offsets())
+
+
+class WatchedPlace(NamedTuple):
+    """One topic of a place: followed, and then its offsets make the position; or left, at one that stays."""
+
+    name: str
+    is_source: bool
+    """Whether the watcher has offsets of it."""
+    topic_id: str | None
+    left_at: WatchPosition | None
+
+
+class PlaceEvents:
+    """The events that say where streams over one list of topics stand: those that stand alike share one."""
+
+    def __init__(self, watched: tuple[WatchedPlace, ...]) -> None:
+        self._watched = watched
+        self._kept: OrderedDict[tuple[tuple[int, ...], ...], bytes] = OrderedDict()
+
+    def event(self, offsets: Sequence[Sequence[int]]) -> bytes:
+        """That of a stream whose watcher goes on at these offsets, by topic and partition."""
+        place = tuple([tuple(each) for each in offsets])
+        found = self._kept.get(place)
+        if found is None:
+            found = self._kept[place] = self._encoded(place)
+            if len(self._kept) > PLACES_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _encoded(self, place: tuple[tuple[int, ...], ...]) -> bytes:
+        reached = iter(place)
+        positions = []
+        for each in self._watched:
+            offsets = next(reached) if each.is_source else ()
+            if each.topic_id is not None:
+                positions.append(WatchPosition.of(each.topic_id, offsets))
+            else:
+                assert each.left_at is not None, "it was left"
+                positions.append(each.left_at)
+        names = [each.name for each in self._watched]
+        return b"id: %s\n\n" % encode_event_id(names, positions).encode()
+
+
+def _places_of(watched: Sequence[WatchedName]) -> PlaceEvents:
+    return _place_events(
+        tuple(
+            WatchedPlace(each.name, each.source is not None, None, each.left_at)
+            if each.topic is None
+            else WatchedPlace(each.name, is_source=True, topic_id=each.topic.spec.topic_id, left_at=None)
+            for each in watched
+        )
+    )
+
+
+_place_events = lru_cache(PLACES_KEPT)(PlaceEvents)
+"""One object for all streams that watch the same."""
 
 
 async def _forget_deleted(broker: Broker, watched: Sequence[WatchedName], watcher: Watcher[bytes]) -> str | None:
@@ -206,27 +355,6 @@ async def _forget_deleted(broker: Broker, watched: Sequence[WatchedName], watche
 def _gone_event(broker: Broker, name: str) -> bytes:
     error = UnknownTopic(f"there is no topic {name}, or not any more: the watch goes on in the others", topic=name)
     return events.encode_event(broker.sent_error(error).body, event=events.ERROR_EVENT)
-
-
-def _place(watched: Sequence[WatchedName], watcher: Watcher[bytes]) -> bytes:
-    """Where the stream stands now, as an event without a text: clients keep its id and show nothing."""
-    offsets = iter(watcher.offsets())
-    standing = []
-    for each in watched:
-        reached = None if each.source is None else next(offsets)
-        if each.topic is None:
-            standing.append((each.name, each.left_at))
-        else:
-            assert reached is not None, "it is watched"
-            standing.append((each.name, WatchPosition.of(each.topic.spec.topic_id, reached)))
-    return _place_event(tuple(standing))
-
-
-@lru_cache(PLACES_KEPT)
-def _place_event(places: tuple[tuple[str, WatchPosition], ...]) -> bytes:
-    """The event of a place: name and position of each topic. Kept, because streams of a crowd stand alike."""
-    names, positions = zip(*places, strict=True)
-    return b"id: %s\n\n" % encode_event_id(names, positions).encode()
 
 
 def _gaps(found: Delivered[bytes]) -> list[bytes]:

@@ -99,7 +99,7 @@ class SentRecords(NamedTuple):
     producing: Producing | None = None
     is_keyed: bool = False
     is_one: bool = False
-    """Whether the caller appends a record, and not a batch that may have only one: it is told no ranges."""
+    """Whether the caller appends a record, and not a batch that may have only one: it gets no ranges."""
 
     @property
     def is_single(self) -> bool:

@@ -5,7 +5,7 @@ waited for. Knows topics and event loops; knows nothing of sockets, nor of who m
 """
 
 from forebay.live.calls import CallKey, KeptCall, StartCall
-from forebay.live.feeds import Feeds, Render
+from forebay.live.feeds import Feeds, Render, SharedPage
 from forebay.live.polling import PolledPage, poll
 from forebay.live.watcher import Delivered, WatchedTopic, Watcher
 
@@ -16,6 +16,7 @@ __all__ = [
     "KeptCall",
     "PolledPage",
     "Render",
+    "SharedPage",
     "StartCall",
     "WatchedTopic",
     "Watcher",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -54,7 +54,7 @@ for the interpreter otherwise, most of all to end the very append that woke the 
 class SharedPage:
     """One page of a shard, for every watcher that comes to its first offset."""
 
-    __slots__ = ("_partition", "_rendered", "bytes", "ended", "gaps", "page", "read_at", "shard")
+    __slots__ = ("_partition", "_rendered", "bytes", "ended", "gaps", "made", "page", "read_at", "shard")
 
     def __init__(self, page: Page, partition: int, shard: ReadShard, ended: object, read_at: float) -> None:
         self.page = page
@@ -68,6 +68,8 @@ class SharedPage:
         """What its records count for."""
         self.gaps: Sequence[Gap] = [gap for gap in page.events if gap.reason is not Reason.DELETED]
         """The gaps of the page that a reader is to know of."""
+        self.made: dict[Hashable, Any] = {}
+        """What watchers have made of its rows, for others that would make the same; as long as the page is kept."""
         self._partition = partition
         self._rendered: dict[Render[Any], Sequence[Any]] = {}
 
@@ -79,7 +81,7 @@ class SharedPage:
     @property
     def cost(self) -> int:
         """About what it takes in memory."""
-        return self.bytes * (1 + len(self._rendered))
+        return self.bytes * (1 + len(self._rendered) + len(self.made))
 
     def rows(self, render: Render[T]) -> Sequence[T]:
         """What `render` makes of all batches of the page."""
@@ -245,7 +247,7 @@ class ShardFeed:
             outboxes = [lane.outbox for lane in self.lanes]
             for outbox in outboxes:
                 outbox.has_grown = True
-            self._feeds.wake(outboxes)
+            self._feeds.rouse(outboxes)
 
     def end(self) -> None:
         """No watcher is left."""
@@ -353,7 +355,7 @@ class ShardFeed:
         for lane in lanes:
             lane.waits_at = None
             lane.fail(error)
-        self._feeds.wake([lane.outbox for lane in lanes])
+        self._feeds.rouse([lane.outbox for lane in lanes])
 
 
 class Feeds:
@@ -363,11 +365,11 @@ class Feeds:
         """`start` begins a call in a thread, by what it may wait for."""
         self.loop = asyncio.get_running_loop()
         self.start = start
-        self.deadlines = Deadlines(self.loop, self.wake)
+        self.deadlines = Deadlines(self.loop, self.rouse)
         self._feeds: dict[tuple[str, int], ShardFeed] = {}
         self._pages: OrderedDict[tuple[str, int, int], SharedPage] = OrderedDict()
-        self._due: deque[Outbox] = deque()
-        """Watchers to be woken."""
+        self._due: deque[Callable[[], None]] = deque()
+        """What wakes the watchers that are to be woken."""
         self._is_waking = False
         self._is_looking = False
 
@@ -397,8 +399,15 @@ class Feeds:
         feed.end()
 
     def wake(self, outboxes: Iterable[Outbox]) -> None:
+        """Have what is ready for these taken, where a task waits for it, a few in each turn of the loop."""
+        self._call([outbox.wake for outbox in outboxes if outbox.waiter is not None])
+
+    def rouse(self, outboxes: Iterable[Outbox]) -> None:
         """Wake the tasks of these that wait, a few in each turn of the loop."""
-        self._due.extend([outbox for outbox in outboxes if outbox.waiter is not None])
+        self._call([outbox.rouse for outbox in outboxes if outbox.waiter is not None])
+
+    def _call(self, wakes: Iterable[Callable[[], None]]) -> None:
+        self._due.extend(wakes)
         if not self._is_waking:
             self._wake_some()
 
@@ -427,7 +436,7 @@ class Feeds:
 
     def _wake_some(self) -> None:
         for _ in range(min(WOKEN_MAX, len(self._due))):
-            self._due.popleft().wake()
+            self._due.popleft()()
         self._is_waking = bool(self._due)
         if self._due:
             # The pause begins when the tasks that were woken have run.

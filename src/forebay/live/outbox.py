@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 class Outbox:
     """The lanes of one watcher, those of them that are ready, and the task that waits for one of them.
 
-    Refers to nothing of the watcher itself: a watcher that is dropped is collected although its lanes wait in feeds.
+    Refers to nothing of the watcher itself, unless that has set `push`: a watcher that is dropped is collected although
+    its lanes wait in feeds.
     """
 
-    __slots__ = ("bytes_held", "bytes_max", "has_grown", "lanes", "ready", "waiter")
+    __slots__ = ("bytes_held", "bytes_max", "has_grown", "lanes", "push", "ready", "waiter")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -33,8 +35,15 @@ class Outbox:
         self.has_grown = True
         """A topic may have partitions that are not watched yet."""
         self.waiter: asyncio.Future[None] | None = None
+        self.push: Callable[[], bool] | None = None
+        """Takes what is ready in place of the task that waits; false if that has to do it. Until `close`."""
 
     def wake(self) -> None:
+        """Have what is ready taken, by `push` or by the task that waits, if one does."""
+        if self.waiter is not None and not self.waiter.done() and (self.push is None or not self.push()):
+            self.waiter.set_result(None)
+
+    def rouse(self) -> None:
         """Have the task look that waits, if one does."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
@@ -53,13 +62,14 @@ class Outbox:
             lane.feed.part(lane)
         self.ready.clear()
         self.bytes_held = 0
-        self.wake()
+        self.push = None
+        self.rouse()
 
 
 class Lane:
     """One shard for one watcher: what it is given by the feed of that shard."""
 
-    __slots__ = ("_failure", "_page", "feed", "number", "outbox", "render", "waits_at")
+    __slots__ = ("_failure", "feed", "number", "outbox", "page", "render", "waits_at")
 
     def __init__(self, outbox: Outbox, feed: ShardFeed, render: Render[Any]) -> None:
         """It joins the outbox, and is ready: its watcher has not looked yet."""
@@ -69,7 +79,8 @@ class Lane:
         self.number = len(outbox.lanes)
         self.waits_at: int | None = None
         """The offset that it waits for in its feed."""
-        self._page: SharedPage | None = None
+        self.page: SharedPage | None = None
+        """What it was given, and `take` gives."""
         self._failure: BaseException | None = None
         outbox.lanes.append(self)
         outbox.ready.append(self)
@@ -79,7 +90,7 @@ class Lane:
         outbox = self.outbox
         held = outbox.bytes_held + page.bytes
         if held <= outbox.bytes_max:
-            self._page = page
+            self.page = page
             outbox.bytes_held = held
         outbox.ready.append(self)
 
@@ -90,15 +101,20 @@ class Lane:
 
     def empty(self) -> None:
         """Hold nothing of what it was given."""
-        if self._page is not None:
-            self.outbox.bytes_held -= self._page.bytes
-        self._page = self._failure = None
+        if self.page is not None:
+            self.outbox.bytes_held -= self.page.bytes
+        self.page = self._failure = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `take` raises."""
+        return self._failure is not None
 
     def take(self) -> SharedPage | None:
         """The page that it was given, if it was given one and has room for it; raises why it cannot be read."""
-        page = self._page
+        page = self.page
         if page is not None:
-            self._page = None
+            self.page = None
             self.outbox.bytes_held -= page.bytes
         elif self._failure is not None:
             failure, self._failure = self._failure, None

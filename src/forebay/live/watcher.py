@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from forebay.disk.forks import ForkGuard
 from forebay.engines import ReadShard
 from forebay.live.calls import CallKey, KeptCall
-from forebay.live.feeds import Feeds, Render
+from forebay.live.feeds import Feeds, Render, SharedPage
 from forebay.live.outbox import Lane, Outbox
 from forebay.reading import Cursor
 from forebay.records import EARLIEST, LATEST, Gap, Record, Start
@@ -41,7 +41,8 @@ class WatchedTopic(Generic[T]):
         self.topic = topic
         self.begin = begin
         self.render = render
-        self._gaps = gaps
+        self.gaps = gaps
+        """What `take_gaps` gives next."""
 
     @classmethod
     def from_start(cls, topic: Topic, render: Render[T], start: Start = LATEST) -> WatchedTopic[T]:
@@ -57,10 +58,10 @@ class WatchedTopic(Generic[T]):
 
     def take_gaps(self) -> Sequence[Gap]:
         """The gaps that were met since the last call."""
-        if not self._gaps:
+        if not self.gaps:
             return ()
-        gaps = tuple(self._gaps)
-        self._gaps.clear()
+        gaps = tuple(self.gaps)
+        self.gaps.clear()
         return gaps
 
 
@@ -74,6 +75,8 @@ class Delivered(NamedTuple, Generic[T]):
     """Shared with other watchers: not to be changed."""
     next: int
     """Where the watcher goes on in this partition."""
+    shared: SharedPage | None = None
+    """The page of these very rows, without gaps; `None` where they are this watcher's alone."""
 
 
 class _Part(NamedTuple, Generic[T]):
@@ -177,6 +180,39 @@ class Watcher(Generic[T]):
                 return None if timeout is None else await self._last()
         return None
 
+    def take_ready(self) -> Delivered[T] | None:
+        """What was handed to it, without a wait; `None` if there is none, or `take` has more to do than to give it.
+
+        For `Outbox.push`, while a task waits in `take`: in the loop.
+        """
+        outbox = self.outbox
+        if self._closed or outbox.has_grown or any(lane.has_failed for lane in outbox.ready):
+            return None
+        return self._look()
+
+    def take_last(self) -> tuple[SharedPage, Render[T]] | None:
+        """The page that was handed to it, and its render, if that is all that there is and has rows.
+
+        Else `None`, and nothing is taken.
+
+        For `Outbox.push`, as `take_ready`, which does the rest: of a crowd, all but the first get their pages by this.
+        """
+        outbox = self.outbox
+        ready = outbox.ready
+        if len(ready) != 1 or outbox.has_grown or self._closed:
+            return None
+        lane = ready[0]
+        feed, shared, (source, cursor) = lane.feed, lane.page, self._parts[lane.number]
+        if shared is None or shared.page.next != feed.quiet_at or shared.gaps or source.gaps:
+            return None
+        if not feed.is_current(shared) or not shared.rows(source.render):
+            return None
+        ready.clear()
+        lane.take()
+        cursor.next = shared.page.next
+        feed.wait(lane, cursor.next)
+        return shared, source.render
+
     def offsets(self) -> list[list[int]]:
         """Where it goes on, for each topic in each of its partitions. Once it has begun; in the loop."""
         assert self._followings is not None, "begin comes first"
@@ -270,7 +306,9 @@ class Watcher(Generic[T]):
                 rows = [row for batch in batches for row in source.render(batch, cursor.partition)]
             gaps = source.take_gaps()
             if rows or gaps:
-                return Delivered(source, cursor.partition, gaps, rows, cursor.next)
+                return Delivered(
+                    source, cursor.partition, gaps, rows, cursor.next, None if gaps or shared.gaps else shared
+                )
 
     def _look_everywhere(self) -> None:
         """Have the next look ask for every lane, also those that no feed has made ready."""
