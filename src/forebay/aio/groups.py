@@ -25,7 +25,7 @@ class AsyncGroup:
 
     async def unreadable_in(self) -> list[TopicName]:
         """See `Group.unreadable_in`."""
-        return await self._run(self._group.unreadable_in)
+        return await self._ask_about(f"group {self.name}", self._group.unreadable_in)
 
     async def commit(
         self,
