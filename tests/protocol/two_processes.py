@@ -101,11 +101,14 @@ class ScheduledOwner:
 
     def follow(self) -> None:
         """What the background does within a second."""
-        inside(self.log).end_deleted()
+        log = inside(self.log)
+        log.follow_all_changes()
+        log.end_deleted()
 
     def settle(self) -> None:
         """What the background does now and then, once every grace is over."""
         log = inside(self.log)
+        log.follow_all_changes()
         log.end_deleted()
         log.deletions.finish()
         log.clear_moved()

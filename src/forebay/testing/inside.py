@@ -296,6 +296,11 @@ class InsideLog:
         """Go by what other processes have altered, after a thread that does that now."""
         self.log._backend.following.step(60)
 
+    def follow_all_changes(self) -> None:
+        """As `follow_changes`, also by what the watch of a real store has not brought yet: looks at all definitions."""
+        self.log._backend.following.end()
+        self.follow_changes()
+
     def is_following_here(self) -> bool:
         """Whether the calling thread keeps others from following changes meanwhile."""
         return is_inside(self.log._backend.following._following)()
