@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.broker.openapi import document
+from forebay.broker.routes import TOPIC_ID
 from forebay.broker.table import ROUTES
 from forebay.wire.errors import ERROR_TABLE
 
@@ -81,6 +82,10 @@ def section(method: str, path: str, operation: dict[str, Any]) -> str:
     if queries:
         lines.append("\n| parameter | type | default | meaning |\n|---|---|---|---|\n")
         lines += [parameter_row(parameter) for parameter in queries]
+    headers = [parameter for parameter in operation["parameters"] if parameter["in"] == "header"]
+    # That of every route about a topic is told at the top of the page.
+    own = [header for header in headers if header["name"] != TOPIC_ID.name]
+    lines += [f"\nHeader `{header['name']}`: {header['description']}.\n" for header in own]
     if "requestBody" in operation:
         lines.append(f"\nBody: {contents(operation['requestBody']['content'])}.\n")
     answers = {status: answer for status, answer in operation["responses"].items() if status.startswith("2")}

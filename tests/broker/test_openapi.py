@@ -30,8 +30,17 @@ def test_every_route_is_documented_once_with_its_parameters() -> None:
         operation = found["paths"][route.path][route.method.lower()]
         assert operation["summary"]
         named = {parameter["name"] for parameter in operation["parameters"]}
-        assert named == {*route.labels, *(field.encode_name for field in msgspec.structs.fields(route.query))}
+        fields = [field.encode_name for field in msgspec.structs.fields(route.query)]
+        assert named == {*route.labels, *fields, *(header.name for header in route.headers)}
         assert bool(operation.get("security")) == bool(route.scopes)
+
+
+def test_headers_that_routes_go_by_are_documented() -> None:
+    """Where no parameter says the same: generated clients set only what the document names."""
+    headers = {route.name: {header.name for header in route.headers} for route in ROUTES}
+    assert headers["append_records"] == {"Idempotency-Key", "Forebay-Topic-Id"}
+    about_topics = {route.name for route in ROUTES if "{topic}" in route.path}
+    assert {name for name, named in headers.items() if "Forebay-Topic-Id" in named} == about_topics
 
 
 def test_every_schema_of_the_document_is_one() -> None:

@@ -79,7 +79,7 @@ def _operation(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
         "operationId": route.name,
         "summary": route.summary,
         "tags": [route.tag],
-        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "parameters": [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)],
         "responses": _responses(route, schemas),
     }
     scopes = [str(scope) for scope in route.scopes]
@@ -149,4 +149,17 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
             "schema": kind,
         }
         for name, kind in fields.get("properties", {}).items()
+    ]
+
+
+def _header_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": header.name,
+            "in": "header",
+            "required": False,
+            "description": header.summary,
+            "schema": {"type": "string", "minLength": 1, "maxLength": header.characters_max},
+        }
+        for header in route.headers
     ]

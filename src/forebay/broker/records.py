@@ -21,7 +21,7 @@ from forebay.aio.topic import AsyncTopic
 from forebay.appends.producer_window import KEY_IDS, ReservedProducer
 from forebay.broker.app import Broker
 from forebay.broker.exchange import HttpAnswer, Request
-from forebay.broker.routes import Route
+from forebay.broker.routes import RequestHeader, Route
 from forebay.broker.topics import TOPIC
 from forebay.errors import Conflict, Invalid, Unsupported
 from forebay.format.columns.rows import ColumnBytes
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IDEMPOTENCY_KEY_CHARACTERS_MAX: Final = 256
+IDEMPOTENCY_KEY: Final = RequestHeader(
+    "Idempotency-Key", "A repeat with the same key stores nothing twice", IDEMPOTENCY_KEY_CHARACTERS_MAX
+)
 PAGE_RECORDS: Final = 10_000
 PAGE_BYTES: Final = 1024 * 1024
 PAGE_RECORDS_MAX: Final = 1_000_000
@@ -438,7 +441,8 @@ async def delete_records(broker: Broker, request: Request) -> HttpAnswer:
 ROUTES = (
     Route(
         method="POST", path=f"{TOPIC}/records", name="append_records", summary="Append records",
-        handler=append_records, scopes=(AccessScope.WRITE,), query=AppendQuery, body=bodies.RecordsBody,
+        handler=append_records, scopes=(AccessScope.WRITE,), query=AppendQuery, own_headers=(IDEMPOTENCY_KEY,),
+        body=bodies.RecordsBody,
         body_media=APPEND_MEDIA, answer=AppendedRanges, tag="records", statuses=(404, 409, 421, 422, 504, 507),
     ),
     Route(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from forebay.broker.exchange import JSON, HttpAnswer, Request, Streamed, path_parts
 from forebay.service.principals import AccessScope
+from forebay.wire.messages import TOPIC_ID_HEADER
 
 if TYPE_CHECKING:
     from forebay.broker.app import Broker
@@ -24,6 +25,19 @@ Handler: TypeAlias = "Callable[[Broker, Request], Awaitable[HttpAnswer | Streame
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A query without parameters."""
+
+
+class RequestHeader(NamedTuple):
+    """A header of a request that a route goes by, beside those that every HTTP client knows."""
+
+    name: str
+    summary: str
+    characters_max: int
+
+
+TOPIC_ID: Final = RequestHeader(
+    TOPIC_ID_HEADER.title(), "The id of the topic that is meant: another of its name is not", characters_max=64
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +56,8 @@ class Route:
     needs_all_scopes: bool = False
     """Whether a caller needs each of them: on the topic of the path, and on those that the request names."""
     query: type[msgspec.Struct] = NoQuery
+    own_headers: tuple[RequestHeader, ...] = ()
+    """The headers that this route goes by; see `headers`."""
     body: Any = None
     """The type of a JSON body, or `None` if there is none or `body_media` says more."""
     body_media: Sequence[str] = ()
@@ -62,6 +78,11 @@ class Route:
     """Whether every call is logged: it changes what there is."""
     is_stream: bool = False
     """Whether its answer goes on until the client leaves."""
+
+    @property
+    def headers(self) -> tuple[RequestHeader, ...]:
+        """The headers that it goes by: its own, and that of every route about one topic."""
+        return (*self.own_headers, TOPIC_ID) if "topic" in self.labels else self.own_headers
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -23,7 +23,9 @@ def main(url: str, token: str) -> dict[str, object]:
     made = put_topic.sync("shop", "orders", client=client, body=TopicPut(partitions=1, durability=Durability.FSYNC))
     seen["created"] = [made.name, made.durability.value]
     body = RecordsBody(records=[RecordItem(value="one", key="anna", tag="new"), RecordItem(value="two")])
-    appended = append_records.sync("shop", "orders", client=client, body=body)
+    for _ in range(2):
+        # A repeat with the same key: stored once.
+        appended = append_records.sync("shop", "orders", client=client, body=body, idempotency_key="first")
     seen["appended"] = [[each.partition, each.first, each.count] for each in appended.ranges]
     page = read_records.sync("shop", "orders", client=client, start="earliest")
     assert isinstance(page, PageBody)

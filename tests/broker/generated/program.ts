@@ -20,7 +20,12 @@ const made = await client.PUT("/v1/topics/{namespace}/{topic}", {
   body: { partitions: 1, durability: "fsync" },
 });
 const records: RecordItem[] = [{ value: "one", key: "anna", tag: "new" }, { value: "two" }];
-const appended = await client.POST("/v1/topics/{namespace}/{topic}/records", { params: { path }, body: { records } });
+const header = { "Idempotency-Key": "first" };
+const append = () =>
+    client.POST("/v1/topics/{namespace}/{topic}/records", { params: { path, header }, body: { records } });
+await append();
+// A repeat with the same key: stored once.
+const appended = await append();
 const page = await client.GET("/v1/topics/{namespace}/{topic}/records", {
   params: { path, query: { start: "earliest", records_max: 10 } },
 });
