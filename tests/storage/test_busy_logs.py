@@ -171,3 +171,24 @@ def test_syncs_that_hang_leave_those_of_other_shards_alone(tmp_path: Path) -> No
         finally:
             answers.set()
         until(lambda: all(topic.offsets().durable == 2 for topic in hung))
+
+
+def test_a_sync_of_many_logs_writes_to_none_of_them(tmp_path: Path) -> None:
+    """It showed each log's durable end in a file of its own: one that hung kept all others of the round from theirs."""
+    disk = WatchedDisk()
+    written: list[str] = []
+    with Storage.open(str(tmp_path / "log"), _settings(syncfs_min=2, sync_interval_ms=1), disk=disk) as log:
+        worker = inside(log).workers.sync.take_over()
+        topics = [log.create_topic(f"t{number}") for number in range(3)]
+        for topic in topics:
+            topic.append(b"v")
+            worker.ask(inside(topic).segment())
+        until(lambda: all(inside(topic).segment().upkeep.is_sync_due for topic in topics))
+
+        disk.meet = lambda kind, path: written.append(path) if kind == "write" else None
+        worker.step()
+        disk.meet = lambda kind, path: None
+
+        assert disk.calls["sync_filesystem"] == 1
+        assert [topic.offsets().durable for topic in topics] == [1, 1, 1]
+        assert written == []

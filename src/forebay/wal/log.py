@@ -826,7 +826,8 @@ class Wal:
     def _act_on_sync(self) -> None:
         """Go by the outcome of a background sync that has returned, if there is one. The caller holds the commit lock.
 
-        A failure says nothing of a copy that has replaced the file meanwhile.
+        Touches no file where the sync has succeeded: the thread that syncs many logs does this for each of them. A
+        failure says nothing of a copy that has replaced the file meanwhile.
         """
         returned = self.writer.returned_sync
         if returned is None:
@@ -835,8 +836,6 @@ class Wal:
         try:
             if error is None:
                 self.writer.note_synced(target)
-                if not self.closed:
-                    self.show()
             else:
                 self.fail_file(target.active, error)
         finally:
@@ -901,6 +900,7 @@ class Wal:
                 self.attempt(self.writer.mark)
                 # Of use only once it is durable; and a file with unsynced bytes keeps its descriptor.
                 self.dirty_since = self.dirty_since or self.writer.clock.monotonic()
+                self.show()
 
     # Reading
 
@@ -961,6 +961,18 @@ class Wal:
     def show(self) -> None:
         """Show other processes, and a later recovery, how far the log is published and durable."""
         self.tail.show(self.writer.active, self.writer.durable, doubtful=self.state.phase is LogPhase.FAILED)
+
+    def show_synced(self) -> None:
+        """As `show`, after a background sync, unless another thread has the log: its commit shows it."""
+        is_free = False
+        try:
+            is_free = self.group.lock.acquire(blocking=False)
+            if is_free and not self.closed:
+                self.show()
+        finally:
+            if is_free:
+                self.group.lock.release()
+        self.group.call_back()
 
     def show_replaced(self, file: LogFile) -> None:
         """A file that is not written any more has other bytes under its name: show that, if it is the newest of all.

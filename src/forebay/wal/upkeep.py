@@ -263,6 +263,8 @@ class Upkeep:
                 self._wal.fail_background_sync(target, error if isinstance(error, OSError) else why)
             if not isinstance(error, OSError):
                 raise
+        else:
+            self._wal.show_synced()
 
     def _begun_sync(self) -> SyncTarget | None:
         """A sync that has begun; `None` if there is nothing to sync, or another thread keeps the log for a moment."""
