@@ -131,8 +131,9 @@ class Measured:
             self.took = writers.took
 
 
-POOLED_MAX: Final = 8
-"""Threads of the broker's pools that begin when they are first needed, however many topics there are."""
+POOLED_MAX: Final = 80
+"""Threads that begin when they are first needed, however many topics there are: 8 for the broker's calls, 64 for single
+syncs and 8 for marks and rotations."""
 
 
 def test_many_topics_that_are_written_all_the_time_cost_no_more_with_time(tmp_path: Path, ledger: Ledger) -> None:

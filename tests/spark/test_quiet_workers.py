@@ -7,7 +7,9 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +27,13 @@ def main(infile, outfile):
     outfile.write(b"more rows than are wanted")
 """
 """What the daemon runs in a worker: at the end of its connection it fails, or goes on to write."""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """One with a short path: a socket has no other."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
 
 
 def printed(directory: Path, module: str, said: bytes) -> str:
@@ -52,16 +61,16 @@ def printed(directory: Path, module: str, said: bytes) -> str:
     return stderr.decode()
 
 
-def test_a_worker_of_forebay_says_nothing_about_a_connection_that_spark_has_closed(tmp_path: Path) -> None:
-    assert printed(tmp_path, "forebay.spark", b".") == ""
+def test_a_worker_of_forebay_says_nothing_about_a_connection_that_spark_has_closed(directory: Path) -> None:
+    assert printed(directory, "forebay.spark", b".") == ""
 
 
-def test_a_worker_of_another_program_is_left_as_spark_has_it(tmp_path: Path) -> None:
-    assert "BrokenPipeError" in printed(tmp_path, "forebay", b".")
+def test_a_worker_of_another_program_is_left_as_spark_has_it(directory: Path) -> None:
+    assert "BrokenPipeError" in printed(directory, "forebay", b".")
 
 
-def test_a_worker_of_forebay_that_fails_says_why(tmp_path: Path) -> None:
-    assert "RuntimeError: a failure that must be seen" in printed(tmp_path, "forebay.spark", b"!")
+def test_a_worker_of_forebay_that_fails_says_why(directory: Path) -> None:
+    assert "RuntimeError: a failure that must be seen" in printed(directory, "forebay.spark", b"!")
 
 
 def test_a_process_that_is_no_daemon_is_left_alone() -> None:

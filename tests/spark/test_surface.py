@@ -141,8 +141,8 @@ def test_a_name_means_the_same_whatever_was_imported_before() -> None:
     assert reported.stdout.splitlines() == ["['pipelines']"]
 
 
-def test_the_surface_alone_loads_no_room() -> None:
+def test_the_surface_alone_loads_no_room_but_what_keeps_workers_quiet() -> None:
     """Every Python worker of Spark passes it on its way to one module."""
     reported = subprocess.run([sys.executable, "-c", _NAMED_ALONE], capture_output=True, text=True, check=True)
 
-    assert reported.stdout.splitlines() == ["['forebay.spark']"]
+    assert reported.stdout.splitlines() == ["['forebay.spark.start', 'forebay.spark.start.quiet', 'forebay.spark']"]

@@ -584,7 +584,7 @@ def test_a_subscription_that_is_being_deleted_is_of_no_use_but_for_its_deletion(
             assert len(consumer.take()) == 3
 
 
-def _unavailable(*_: object) -> None:
+def _unavailable(*_: object, **__: object) -> None:
     raise Unavailable("the store is away")
 
 
