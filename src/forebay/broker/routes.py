@@ -36,7 +36,7 @@ class RequestHeader(NamedTuple):
 
 
 TOPIC_ID: Final = RequestHeader(
-    TOPIC_ID_HEADER.title(), "The id of the topic that is meant: another of its name is not", characters_max=64
+    TOPIC_ID_HEADER.title(), "The id of the topic that is meant: another of its name is not", characters_max=32
 )
 
 
